@@ -1,0 +1,1 @@
+"""Federated learning when the server can only see some of its clients each round."""

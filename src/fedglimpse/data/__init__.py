@@ -1,0 +1,1 @@
+"""Real data: where it is, how it is split, who holds what."""

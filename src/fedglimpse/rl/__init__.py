@@ -1,0 +1,1 @@
+"""The reinforcement-learning parts that methods are built from."""

@@ -1,0 +1,1 @@
+"""The simulated world: local training, reports, evaluation, rounds."""

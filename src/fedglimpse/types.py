@@ -1,0 +1,134 @@
+"""The vocabulary of a round: what a server sees, what it answers, what came of it.
+
+Letters used for shapes everywhere in this package:
+
+    R lanes (independent runs side by side)   N clients in the population
+    V visible clients                         K chosen clients
+    J jobs (clients that train, all lanes)    C classes
+    D floats of a sketch                      d floats of a model state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class View:
+    """The glimpse: everything a selector may know when it chooses.
+
+    `reports` holds exactly the client reports listed in `Selector.needs`, `server` the
+    server-side ones. A selector must not change any tensor in here.
+    """
+
+    round_num: int
+    ids: Tensor  # [V] dense client ids, int64, on the CPU
+    sizes: Tensor  # [V] local examples, int64, on the CPU
+    reports: Mapping[str, Tensor]  # name -> [V] or [V, D], float32, on the CPU
+    server: Mapping[str, Tensor]  # "global_sketch" [D], ...
+    rng: torch.Generator  # for this (seed, round) only
+
+    @property
+    def num_visible(self) -> int:
+        """V, the number of visible clients."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A selector's answer: positions in `View.ids`, and how much each delta counts."""
+
+    slots: Tensor  # [K] positions in view.ids, distinct, int64
+    weights: Tensor | None = None  # [K] coefficients on deltas; None -> sizes / sum of sizes
+    info: Mapping[str, Any] = field(default_factory=dict)  # recorded as it is
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a choice, after aggregation and evaluation on the proxy set."""
+
+    round_num: int
+    selected: Tensor  # [K] ids that were chosen and whose update was used
+    reward: float  # smoothed proxy score, the paper's Eq. (reward)
+    score: float  # this round's proxy score alone: macro-F1 or accuracy
+    per_class: Tensor  # [C] proxy F1 of each class, unsmoothed
+    reward_per_class: Tensor  # [C] smoothed like `reward`
+    weights: Tensor  # [K] coefficients that were applied
+    reports: Mapping[str, Tensor]  # `Selector.learns_from`, of the selected: name -> [K] or [K, D]
+
+
+class Selector(Protocol):
+    """Chooses among visible clients and may learn from what happened.
+
+    Attributes:
+        needs: names of `needs.CATALOGUE` that must be in the view. Any report of phase
+            "trained" makes all visible clients train before the choice.
+        learns_from: reports that only the chosen clients send, with their update; they
+            arrive in `Outcome.reports`.
+    """
+
+    needs: frozenset[str]
+    learns_from: frozenset[str]
+
+    def select(self, view: View, k: int) -> Choice:
+        """Choose at most `k` distinct slots of the view."""
+
+    def feedback(self, outcome: Outcome) -> Mapping[str, float]:
+        """Learn from the round; returns metrics to record (see docs for names)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue: tensors and plain values only."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+
+
+class Visibility(Protocol):
+    """Who can be seen in a round. A pure function of (seed, round_num)."""
+
+    def visible(self, seed: int, round_num: int) -> Tensor:
+        """Return the ids of the visible clients `[V]`: int64, sorted, at least one."""
+
+
+@runtime_checkable
+class Aggregator(Protocol):
+    """Turns weighted client deltas into the next global state. One object per run."""
+
+    def step(self, state: Tensor, deltas: Tensor, weights: Tensor, num_params: int) -> Tensor:
+        """Return the next global state.
+
+        Args:
+            state: current global state.  # [d]
+            deltas: client states minus `state`.  # [K, d]
+            weights: absolute coefficients on the deltas.  # [K]
+            num_params: the first `num_params` floats are trainable parameters, the rest
+                are buffers (BatchNorm statistics), averaged with normalised weights.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+
+
+@dataclass(frozen=True)
+class LocalObjective:
+    """What a client minimises besides its own loss."""
+
+    proximal_mu: float = 0.0  # weight of the pull towards the broadcast model
+    proximal_squared: bool = True  # False: the release's sum of unsquared norms per tensor
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to run a federation: who is chosen, how updates merge, what clients minimise."""
+
+    selector: Selector
+    aggregator: Aggregator
+    objective: LocalObjective = LocalObjective()
