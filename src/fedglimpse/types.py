@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -95,20 +95,34 @@ class Visibility(Protocol):
         """Return the ids of the visible clients `[V]`: int64, sorted, at least one."""
 
 
-@runtime_checkable
+@dataclass(frozen=True)
+class Update:
+    """What the chosen clients of one round uploaded, on the training device."""
+
+    round_num: int
+    ids: Tensor  # [K] on the CPU
+    sizes: Tensor  # [K] local examples, on the CPU
+    starts: Tensor  # [K, d] the states they trained from; the global state unless said otherwise
+    deltas: Tensor  # [K, d] trained states minus `starts`
+    weights: Tensor  # [K] coefficients of the choice
+    num_params: int  # the first floats are parameters, the rest are buffers
+    reports: Mapping[str, Tensor]  # `Aggregator.needs`: name -> [K, ...], on the CPU
+
+
 class Aggregator(Protocol):
-    """Turns weighted client deltas into the next global state. One object per run."""
+    """Turns uploaded updates into the next global state. One object per lane.
 
-    def step(self, state: Tensor, deltas: Tensor, weights: Tensor, num_params: int) -> Tensor:
-        """Return the next global state.
+    Attributes:
+        needs: reports about the uploaded models that must be in `Update.reports`.
+    """
 
-        Args:
-            state: current global state.  # [d]
-            deltas: client states minus `state`.  # [K, d]
-            weights: absolute coefficients on the deltas.  # [K]
-            num_params: the first `num_params` floats are trainable parameters, the rest
-                are buffers (BatchNorm statistics), averaged with normalised weights.
-        """
+    needs: frozenset[str]
+
+    def starts(self, state: Tensor, ids: Tensor) -> Tensor:
+        """Return the states these clients train from `[K, d]`; usually `state` for all."""
+
+    def step(self, state: Tensor, update: Update) -> Tensor:
+        """Return the next global state `[d]`; must not change its arguments."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue."""
@@ -123,6 +137,9 @@ class LocalObjective:
 
     proximal_mu: float = 0.0  # weight of the pull towards the broadcast model
     proximal_squared: bool = True  # False: the release's sum of unsquared norms per tensor
+    distill: float = 0.0  # share of the loss that is distillation from the received model
+    temperature: float = 2.0  # of the distillation
+    block_cycle: bool = False  # train one block of layers at a time, the others stay frozen
 
 
 @dataclass(frozen=True)
@@ -132,3 +149,4 @@ class Method:
     selector: Selector
     aggregator: Aggregator
     objective: LocalObjective = LocalObjective()
+    schedule: Literal["parallel", "sequential"] = "parallel"  # sequential: each from the last

@@ -1,1 +1,1 @@
-"""Methods: one file each."""
+"""Methods: one readable file each. `registry` finds them by name."""

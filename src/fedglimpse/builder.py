@@ -1,0 +1,197 @@
+"""From a configuration to a world: the last place that knows configuration keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedglimpse import rng
+from fedglimpse.config import Config
+from fedglimpse.cost import CostModel, ModelFlops
+from fedglimpse.data.dataset import Dataset, as_input
+from fedglimpse.data.population import Population, build_population, default_proxy_size
+from fedglimpse.data.sources import load
+from fedglimpse.layout import Layout
+from fedglimpse.methods import registry
+from fedglimpse.methods.base import Setting
+from fedglimpse.needs import Sizes
+from fedglimpse.nets import build_model, head_entries
+from fedglimpse.sim.batched import BatchedTrainer
+from fedglimpse.sim.evaluate import Evaluator, Reward
+from fedglimpse.sim.jobs import Examples, LocalTrainer, Recipe
+from fedglimpse.sim.precision import Precision, check_precision
+from fedglimpse.sim.reports import Reporter
+from fedglimpse.sim.reports import Sketch as SketchOfRows
+from fedglimpse.sim.serial import SerialTrainer
+from fedglimpse.sim.stacked import unstackable
+from fedglimpse.sim.world import Lane, World
+from fedglimpse.sketch import Scale, build_sketch
+from fedglimpse.types import Visibility
+from fedglimpse.validate import check, check_counts, pick_device
+from fedglimpse.visibility import build_visibility
+
+SKETCH_SEED = 0  # shared by every client and every run, so that policies can travel
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all lanes share."""
+
+    config: Config
+    dataset: Dataset
+    device: torch.device
+    precision: Precision
+
+    def model(self, seed: int) -> nn.Module:
+        """Return a new model with the initial weights of `seed`."""
+        data, settings = self.dataset, self.config.model
+        with rng.isolated(seed, "model"):
+            shape = tuple(data.x_train.shape[1:])
+            name = settings.name or data.name
+            return build_model(name, settings.norm, shape, data.num_classes).to(self.device)
+
+
+def build_world(config: Config) -> World:
+    """Check `config` and build its world, one lane for each seed."""
+    check(config)
+    device = pick_device(config.engine.device)
+    precision = cast(Precision, config.engine.precision)
+    check_precision(device, precision)
+    registry.find(config.method)  # an unknown method is noticed before data is loaded
+    parts = Parts(config, load(config.data.name).to(device), device, precision)
+    model = parts.model(config.seeds[0])
+    layout = Layout.of(model)
+    lanes = [_lane(parts, layout, seed) for seed in config.seeds]
+    start = torch.stack([layout.read(parts.model(seed)) for seed in config.seeds])
+    channels_last = device.type == "cpu" and has_convolutions(model)
+    evaluator = Evaluator(model, parts.dataset.num_classes, precision, channels_last)
+    return World(
+        dataset=parts.dataset,
+        lanes=lanes,
+        start=start,
+        trainer=_trainer(parts, channels_last),
+        evaluator=evaluator,
+        reporter=Reporter(_sketch(config, layout), layout.num_params, evaluator),
+        costs=CostModel(
+            flops=_flops(parts),
+            sizes=Sizes(
+                state=layout.size,
+                sketch=config.sketch.size,
+                proxy=len(lanes[0].population.proxy),
+                classes=parts.dataset.num_classes,
+            ),
+            epochs=config.local.epochs,
+        ),
+    )
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    """True where some layer is a convolution."""
+    return any(isinstance(m, nn.Conv2d) for m in model.modules())
+
+
+def population_of(config: Config, dataset: Dataset, seed: int) -> Population:
+    """Split the training data among clients as `data.*` says."""
+    data = config.data
+    partition = data.partition
+    if partition == "label_skew" and not data.exact_classes:
+        partition = "shards"
+    return build_population(
+        dataset,
+        partition=partition,
+        num_clients=data.clients,
+        alpha=data.alpha,
+        classes_per_client=data.classes_per_client,
+        equal_size=data.equal_size,
+        min_size=data.min_size,
+        proxy_size=data.proxy if data.proxy >= 0 else default_proxy_size(len(dataset.y_train)),
+        proxy_source=data.proxy_source,  # type: ignore[arg-type]
+        seed=seed,
+    )
+
+
+def visibility_of(config: Config, num_clients: int) -> Visibility:
+    """Build the visibility pattern of `visibility.*`."""
+    v = config.visibility
+    return build_visibility(
+        v.kind,
+        num_clients,
+        cluster_size=v.cluster_size,
+        p=v.p,
+        overlap=v.overlap,
+        p_on=v.p_on,
+        p_off=v.p_off,
+        trace=v.trace,
+        round_seconds=v.round_seconds,
+        trace_devices=v.trace_devices,
+    )
+
+
+def _lane(parts: Parts, layout: Layout, seed: int) -> Lane:
+    config = parts.config
+    population = population_of(config, parts.dataset, seed)
+    check_counts(config, population.num_clients)
+    setting = Setting(
+        config=config,
+        seed=seed,
+        sizes=population.sizes,
+        num_classes=parts.dataset.num_classes,
+        num_params=layout.num_params,
+    )
+    return Lane(
+        seed=seed,
+        population=population,
+        visibility=visibility_of(config, population.num_clients),
+        method=registry.build(config.method, setting),
+        reward=Reward(config.reward.metric, config.reward.smoothing),  # type: ignore[arg-type]
+        k=config.selection.k,
+        min_visible=config.visibility.min_visible,
+    )
+
+
+def _trainer(parts: Parts, channels_last: bool) -> LocalTrainer:
+    """Pick the trainer: on a CPU, one client at a time for convolutions, else all at once."""
+    local, kind = parts.config.local, parts.config.engine.trainer
+    images = parts.dataset.x_train.dim() == 4
+    recipe = Recipe(
+        optimizer=local.optimizer,  # type: ignore[arg-type]
+        lr=local.lr,
+        momentum=local.momentum,
+        weight_decay=local.weight_decay,
+        batch_size=local.batch_size,
+        epochs=local.epochs,
+        augment=local.augment and images,
+    )
+    model = parts.model(0)
+    examples = Examples(parts.dataset.x_train, parts.dataset.y_train, recipe.augment)
+    slow_stack = parts.device.type == "cpu" and has_convolutions(model)
+    if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model)):
+        return BatchedTrainer(model, examples, recipe, parts.precision)
+    return SerialTrainer(model, examples, recipe, parts.precision, channels_last)
+
+
+def _sketch(config: Config, layout: Layout) -> SketchOfRows:
+    """Return the sketch of parameter rows, made when first used."""
+    entries = head_entries(layout) if config.sketch.parameters == "head" else layout.params
+    start, stop = entries[0].start, entries[-1].stop
+    size = sum(e.stop - e.start for e in entries)
+    assert size == stop - start, "the head is one stretch of the state"
+    made: list[SketchOfRows] = []
+
+    def sketch(rows: Tensor) -> Tensor:
+        if not made:
+            kind, scale = config.sketch.kind, cast(Scale, config.sketch.scale)
+            width = config.sketch.size
+            made.append(build_sketch(kind, size, width, SKETCH_SEED, scale=scale, cached=True))
+        return made[0](rows[..., start:stop])
+
+    return sketch
+
+
+def _flops(parts: Parts) -> ModelFlops:
+    return ModelFlops.of(
+        parts.model(0), as_input(parts.dataset.x_train[:2]), parts.dataset.num_classes
+    )

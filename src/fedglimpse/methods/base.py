@@ -1,0 +1,87 @@
+"""What method files share: the setting they are built for, their description, small choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedglimpse.aggregate import TemporalWindow
+from fedglimpse.config import Config
+from fedglimpse.types import Choice, Method, Outcome, View
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method may know when it is built, before the first round."""
+
+    config: Config
+    seed: int
+    sizes: Tensor  # [N] local examples of every client
+    num_classes: int
+    num_params: int
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.sizes)
+
+    def temporal_window(self) -> TemporalWindow:
+        """Return the paper's temporal averaging as configured in `aggregate.*`."""
+        settings = self.config.aggregate
+        return TemporalWindow(settings.window, settings.source)  # type: ignore[arg-type]
+
+
+Build = Callable[[Setting], Method]
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """How a method presents itself in `fedglimpse methods`."""
+
+    name: str
+    summary: str
+    source: str  # the article it comes from
+    build: Build
+    confidence: Literal["high", "medium", "low"] = "high"  # that we know the original's rules
+
+
+class Stateless:
+    """Defaults for a selector that asks for nothing and remembers nothing."""
+
+    needs: frozenset[str] = frozenset()
+    learns_from: frozenset[str] = frozenset()
+
+    def feedback(self, outcome: Outcome) -> Mapping[str, float]:
+        """Learn nothing."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+class UniformRandom(Stateless):
+    """Chooses k visible clients uniformly at random, without replacement."""
+
+    def select(self, view: View, k: int) -> Choice:
+        """Draw from the round's generator."""
+        return Choice(random_slots(view, k))
+
+
+def random_slots(view: View, k: int) -> Tensor:
+    """Return min(k, V) distinct slots in random order."""
+    return torch.randperm(view.num_visible, generator=view.rng)[:k]
+
+
+def top_slots(scores: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """Return the min(k, V) best slots, best first; ties are broken at random, not by index."""
+    shuffled = torch.randperm(len(scores), generator=generator)
+    order = torch.argsort(scores.double()[shuffled], descending=True, stable=True)
+    return shuffled[order][:k]

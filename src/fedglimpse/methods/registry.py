@@ -1,0 +1,43 @@
+"""Finding a method by name, or a user's own by `package.module:build`."""
+
+from __future__ import annotations
+
+import importlib
+
+from fedglimpse.errors import UserError, nearest
+from fedglimpse.methods.base import Build, MethodInfo, Setting
+from fedglimpse.plugins import load_callable
+from fedglimpse.types import Method
+
+MODULES: dict[str, str] = {
+    "fedavg": "fedavg",
+    "fedprox": "fedprox",
+    "fedavg-window": "fedavg_window",
+}
+
+
+def info(name: str) -> MethodInfo:
+    """Return the description of a built-in method."""
+    if name not in MODULES:
+        raise UserError(
+            f"Unknown method '{name}'.{nearest(name, MODULES)} `fedglimpse methods` lists them; "
+            "your own is written as package.module:build."
+        )
+    module = importlib.import_module(f"fedglimpse.methods.{MODULES[name]}")
+    return module.INFO
+
+
+def find(name: str) -> Build:
+    """Return the function that builds a method, built in or the user's own."""
+    return load_callable(name, "method") if ":" in name else info(name).build
+
+
+def build(name: str, setting: Setting) -> Method:
+    """Build a method for one lane."""
+    method = find(name)(setting)
+    if not isinstance(method, Method):
+        raise UserError(
+            f"method={name} returned {type(method).__name__}, not a Method: return "
+            "fedglimpse.Method(selector, aggregator)."
+        )
+    return method

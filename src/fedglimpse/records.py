@@ -1,0 +1,166 @@
+"""A run folder: what is written while a run goes on, and how it survives being killed.
+
+    config.toml       resolved, enough to repeat the run
+    environment.json  versions and device
+    rounds.jsonl      one line for each lane and round
+    checkpoint.pt     everything needed to continue; replaced atomically
+    summary.json      written at the end
+
+`rounds.jsonl` may run ahead of the checkpoint. Resuming cuts it back to the checkpoint, so that
+each round appears once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedglimpse.config import Config, build, read_toml
+from fedglimpse.errors import UserError
+from fedglimpse.version import VERSION
+
+FORMAT = 1  # of the checkpoint; raised when an old one can no longer be read
+FREE_TO_CHANGE = ("engine.", "checkpoint.")  # keys that may differ when a run is resumed
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the folder; nothing is touched."""
+        self.path = path
+        self.rounds, self.checkpoint = path / "rounds.jsonl", path / "checkpoint.pt"
+        self.config, self.summary = path / "config.toml", path / "summary.json"
+
+    def open(self, config: Config, resume: bool) -> dict[str, Any] | None:
+        """Make the folder ready; returns the checkpoint to continue from, if there is one.
+
+        Raises UserError where the folder holds another run, before anything is changed.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"--out {self.path} is a file: name a folder.")
+        if self.config.exists():
+            self._check_same(config)
+            if not resume:
+                raise UserError(
+                    f"{self.path} already holds this run: add --resume to continue it, or name "
+                    "another --out."
+                )
+        elif self.path.exists() and any(p.suffix != ".part" for p in self.path.iterdir()):
+            raise UserError(f"{self.path} holds other files: name a new or empty folder as --out.")
+        state = self._read_checkpoint() if self.checkpoint.exists() else None
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.config.exists():
+                write_atomically(self.config, config.to_toml())
+            write_atomically(self.path / "environment.json", json.dumps(environment(), indent=1))
+            self.rounds.touch()
+            os.truncate(self.rounds, state["bytes"] if state else 0)
+        return state
+
+    def append(self, records: Sequence[dict[str, Any]]) -> None:
+        """Add one line for each record."""
+        text = "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in records)
+        with writing(self.path), self.rounds.open("a") as file:
+            file.write(text)
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint, marking how much of rounds.jsonl belongs to it."""
+        with writing(self.path), self.rounds.open("a") as file:
+            os.fsync(file.fileno())
+            size = os.fstat(file.fileno()).st_size
+            temporary = self.checkpoint.with_suffix(".part")
+            try:
+                with temporary.open("wb") as target:
+                    torch.save(
+                        {**state, "format": FORMAT, "version": VERSION, "bytes": size}, target
+                    )
+                    target.flush()
+                    os.fsync(target.fileno())
+                temporary.replace(self.checkpoint)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the summary."""
+        with writing(self.path):
+            write_atomically(self.summary, json.dumps(summary, indent=1))
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all complete records; a line cut short by a crash is left out."""
+        text = self.rounds.read_text() if self.rounds.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def _check_same(self, config: Config) -> None:
+        there = build(read_toml(self.config)).flat()
+        for name, value in config.flat().items():
+            if not name.startswith(FREE_TO_CHANGE) and there[name] != value:
+                raise UserError(
+                    f"{self.path} holds another run ({name}={there[name]!r}, asked for {value!r}): "
+                    "name another --out, or repeat its settings to resume it."
+                )
+
+    def _read_checkpoint(self) -> dict[str, Any]:
+        try:
+            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+            found = state["format"]
+        except Exception as error:
+            raise UserError(
+                f"{self.checkpoint} cannot be read ({type(error).__name__}): delete it to start "
+                "this run again from round 0."
+            ) from None
+        if found != FORMAT:
+            raise UserError(
+                f"{self.checkpoint} has format {found} (version {state.get('version')}), but this "
+                f"is version {VERSION} with format {FORMAT}: resume with that version or delete it."
+            )
+        return dict(state)
+
+
+def stored_config(path: Path) -> Config:
+    """Return the configuration of an existing run folder."""
+    if not (path / "config.toml").exists():
+        raise UserError(f"{path} holds no run to resume: there is no config.toml in it.")
+    return build(read_toml(path / "config.toml"))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a temporary file beside `path` and rename it."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write into one sentence; what was written before stays."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # torch.save reports a full disk as a RuntimeError of its zip writer
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        raise UserError(
+            f"Could not write to {path} ({reason}): make room or mend access, then continue with "
+            "--resume."
+        ) from error
+
+
+def environment() -> dict[str, Any]:
+    """Return versions and hardware, to be stored beside results."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "fedglimpse": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }

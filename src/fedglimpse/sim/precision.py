@@ -1,0 +1,38 @@
+"""Numeric precision of the heavy arithmetic: fp32, tf32 or bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from fedglimpse.errors import UserError
+
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+def check_precision(device: torch.device, precision: Precision) -> None:
+    """Raise UserError where the device has no such precision."""
+    if device.type == "cpu" and precision != "fp32":
+        raise UserError(
+            f"engine.precision={precision} needs a GPU, but engine.device is cpu: use fp32 there."
+        )
+
+
+@contextmanager
+def numerics(device: torch.device, precision: Precision) -> Iterator[None]:
+    """Run the block in `precision`; settings outside it stay as they were."""
+    if device.type == "cpu":
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    try:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+        torch.backends.cudnn.allow_tf32 = cudnn

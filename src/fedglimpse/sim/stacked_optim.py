@@ -1,0 +1,65 @@
+"""SGD and Adam on stacked parameters: the arithmetic of `torch.optim`, once for all clients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedglimpse.sim.jobs import Jobs, Recipe
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults
+
+
+class StackedOptimizer:
+    """One fresh optimizer for each of J clients, stepping together.
+
+    A step may concern only the first A jobs: gradients then have A rows, and the other jobs'
+    parameters and moments stay as they are.
+    """
+
+    def __init__(self, params: list[Tensor], recipe: Recipe, jobs: Jobs) -> None:
+        """Update `params` (each `[J, ...]`) in place at every step."""
+        self.params, self.recipe, self.jobs = params, recipe, jobs
+        pulled = bool((jobs.mu > 0).any())
+        self.anchors = [p.clone() for p in params] if pulled else None
+        moments = {"adam": 2, "sgd": 1 if recipe.momentum else 0}[recipe.optimizer]
+        self.moments = [[torch.zeros_like(p) for p in params] for _ in range(moments)]
+        self.steps = torch.zeros(len(jobs), device=jobs.mu.device)  # [J] steps taken
+
+    @torch.no_grad()
+    def step(self, grads: list[Tensor]) -> None:
+        """Apply one step to the first `len(grads[0])` jobs."""
+        active = len(grads[0])
+        self.steps[:active] += 1
+        for i, (param, grad) in enumerate(zip(self.params, grads, strict=True)):
+            w = param[:active]
+            if self.anchors is not None:
+                grad = grad + self._pull(w, self.anchors[i][:active])
+            if self.recipe.weight_decay:
+                grad = grad.add(w, alpha=self.recipe.weight_decay)
+            moments = [m[i][:active] for m in self.moments]
+            if self.recipe.optimizer == "adam":
+                self._adam(w, grad, moments[0], moments[1])
+            elif moments:
+                moments[0].mul_(self.recipe.momentum).add_(grad)
+                w.add_(moments[0], alpha=-self.recipe.lr)
+            else:
+                w.add_(grad, alpha=-self.recipe.lr)
+
+    def _adam(self, w: Tensor, grad: Tensor, first: Tensor, second: Tensor) -> None:
+        steps = self.steps[: len(w)].view(-1, *[1] * (w.dim() - 1))
+        first.lerp_(grad, 1 - BETA_1)
+        second.mul_(BETA_2).addcmul_(grad, grad, value=1 - BETA_2)
+        scale = (second / (1 - BETA_2**steps)).sqrt_().add_(EPSILON)
+        w.sub_(first / scale * (self.recipe.lr / (1 - BETA_1**steps)))
+
+    def _pull(self, w: Tensor, anchor: Tensor) -> Tensor:
+        """Gradient of FedProx's penalty; zero at the anchor in both forms."""
+        shape = (-1, *[1] * (w.dim() - 1))
+        mu = self.jobs.mu[: len(w)].view(shape)
+        away = w - anchor
+        if bool(self.jobs.squared.all()):
+            return mu * away
+        norm = away.flatten(1).norm(dim=1).view(shape)
+        direction = torch.where(norm > 0, away / norm.clamp(min=1e-30), 0.0)
+        return mu * torch.where(self.jobs.squared[: len(w)].view(shape), away, direction)

@@ -1,0 +1,194 @@
+"""Sketches: a model state of d floats as D numbers that keep inner products, by a shared seed.
+
+A client computes its sketch and the server compares sketches; nobody sends the matrix. The same
+code runs on a simulated and on a real client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedglimpse import rng
+from fedglimpse.errors import UserError, nearest
+
+TILE = 1024  # columns of P that are drawn together; changing it changes every sketch
+_CHUNK = 32  # rows a count-sketch gathers at once
+KINDS = ("gaussian", "count")
+Scale = Literal["sqrt", "mean"]
+
+
+class Sketch(Protocol):
+    """A linear map from model states to sketches, the same for all who share the seed."""
+
+    @property
+    def size_in(self) -> int:
+        """Floats of a state, d."""
+
+    @property
+    def size_out(self) -> int:
+        """Floats of a sketch, D."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return sketches `[..., D]` of float32 rows `[..., d]`, on the device of the rows."""
+
+
+@dataclass(frozen=True)
+class GaussianSketch:
+    """The paper's random projection, RP(W) = scale * P W with standard normal P.
+
+    P is drawn in tiles of `TILE` columns, each from its own key, and the products of the tiles are
+    added in order. On the CPU one row therefore gives the same bits whatever `block`, cached or
+    not; in a batch, or on a GPU, a row agrees to about 1e-5 of the sketch's norm, since the order
+    of additions inside a matrix product depends on its shape.
+
+    Attributes:
+        size_in: d.
+        size_out: D.
+        seed: of P; clients and server must share it.
+        scale: "sqrt" is 1 / sqrt(D), which keeps norms and inner products; "mean" is 1 / D, as the
+            paper prints it.
+        cached: keep P in memory, 4 d D bytes on each device used. For simulators.
+        block: tiles in memory at a time when not cached, 4 KiB * D each.
+    """
+
+    size_in: int
+    size_out: int = 128
+    seed: int = 0
+    scale: Scale = "sqrt"
+    cached: bool = False
+    block: int = 8
+    _kept: dict[torch.device, Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.size_in, self.size_out)
+        if self.scale not in ("sqrt", "mean"):
+            raise UserError(f"Sketch scale '{self.scale}' is unknown; use 'sqrt' or 'mean'.")
+        if self.block < 1:
+            raise UserError(f"block={self.block} must be at least 1 tile.")
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the projections `[..., D]` of rows `[..., d]`."""
+        flat = _rows(rows, self.size_in)  # [J, d]
+        if self.cached and flat.is_cuda:
+            out = flat @ self._matrix(flat.device)
+        else:
+            out = flat.new_zeros(len(flat), self.size_out)  # [J, D]
+            for tile, part in zip(
+                self._tiles(flat.device), torch.split(flat, TILE, 1), strict=True
+            ):
+                out += part @ tile[: part.shape[1]]  # apart from the product: addmm rounds worse
+        root = math.sqrt(self.size_out)
+        out = out / (root if self.scale == "sqrt" else root * root)
+        return out.view(*rows.shape[:-1], self.size_out)
+
+    def _tiles(self, device: torch.device) -> Iterator[Tensor]:
+        """Yield P transposed, tile after tile.  # [TILE, D] each."""
+        if self.cached:
+            yield from torch.split(self._matrix(device), TILE)
+            return
+        count = -(-self.size_in // TILE)
+        block = torch.empty(min(self.block, count), TILE, self.size_out)
+        for first in range(0, count, len(block)):
+            tiles = range(first, min(first + len(block), count))
+            for slot, index in zip(block, tiles, strict=False):
+                self._fill(slot, index)
+            yield from block[: len(tiles)].to(device)
+
+    def _matrix(self, device: torch.device) -> Tensor:
+        """Return P transposed, made once for each device.  # [d, D]."""
+        if device not in self._kept:
+            matrix = torch.empty(-(-self.size_in // TILE) * TILE, self.size_out)
+            for index, tile in enumerate(torch.split(matrix, TILE)):
+                self._fill(tile, index)
+            self._kept[device] = matrix[: self.size_in].to(device)
+        return self._kept[device]
+
+    def _fill(self, tile: Tensor, index: int) -> None:
+        tile.normal_(generator=rng.generator(self.seed, "sketch", index))
+
+
+@dataclass(frozen=True)
+class CountSketch:
+    """Every coordinate is added, with a random sign, to one of D random buckets.
+
+    E<S(x), S(y)> = <x, y> over seeds, like the Gaussian sketch, for d additions instead of d D.
+    Coordinates are sorted by bucket once, so a sketch is a gather and a sum in a fixed order: no
+    atomic additions, and on a GPU as on the CPU the same bits every time.
+    """
+
+    size_in: int
+    size_out: int = 128
+    seed: int = 0
+    _kept: dict[torch.device, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.size_in, self.size_out)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the sketches `[..., D]` of rows `[..., d]`."""
+        flat = _rows(rows, self.size_in)  # [J, d]
+        index, sign = self._table(flat.device)  # [D, L]
+        sums = [
+            (part.index_select(1, index.view(-1)).view(len(part), *index.shape) * sign).sum(-1)
+            for part in torch.split(flat, _CHUNK)
+        ]
+        return torch.cat(sums).view(*rows.shape[:-1], self.size_out)
+
+    def _table(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the coordinates of every bucket, and their signs, 0 for padding."""
+        if device not in self._kept:
+            index, sign = self._sorted()
+            self._kept[device] = (index.to(device), sign.to(device))
+        return self._kept[device]
+
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        keys = torch.tensor([rng.key(self.seed, "count-sketch")])
+        bits = rng.hashed(keys, 0, self.size_in)[0]  # [d]
+        bucket, order = ((bits >> 1) % self.size_out).sort(stable=True)  # [d]
+        count = bucket.bincount(minlength=self.size_out)  # [D]
+        within = torch.arange(self.size_in) - (count.cumsum(0) - count)[bucket]  # [d]
+        longest = int(count.max())
+        index = torch.zeros(self.size_out, longest, dtype=torch.int32)
+        sign = torch.zeros(self.size_out, longest)
+        index[bucket, within] = order.int()
+        sign[bucket, within] = (bits[order] & 1) * 2.0 - 1.0
+        return index, sign
+
+
+def build_sketch(
+    kind: str,
+    size_in: int,
+    size_out: int = 128,
+    seed: int = 0,
+    *,
+    scale: Scale = "sqrt",
+    cached: bool = False,
+) -> Sketch:
+    """Build the sketch called `kind`, "gaussian" or "count" (which ignores scale and cached)."""
+    if kind == "gaussian":
+        return GaussianSketch(size_in, size_out, seed, scale, cached)
+    if kind == "count":
+        return CountSketch(size_in, size_out, seed)
+    raise UserError(f"Sketch '{kind}' is unknown.{nearest(kind, KINDS)} Use 'gaussian' or 'count'.")
+
+
+def _check_sizes(size_in: int, size_out: int) -> None:
+    if size_in < 1 or size_out < 1:
+        raise UserError(f"A sketch of {size_in} floats in {size_out} is empty; use at least 1.")
+
+
+def _rows(rows: Tensor, size_in: int) -> Tensor:
+    """Return rows as `[J, d]`."""
+    if rows.shape[-1] != size_in:
+        raise ValueError(f"rows have {rows.shape[-1]} floats, this sketch takes {size_in}")
+    return rows.reshape(-1, size_in)
