@@ -149,6 +149,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    options: Mapping[str, Any] = field(default_factory=dict)  # the method's own; it checks them
 
     def flat(self) -> dict[str, Any]:
         """Return every dotted key with its value."""
@@ -177,10 +178,7 @@ def load(file: Path | None = None, words: Iterable[str] = ()) -> Config:
 
 def resolve(values: Mapping[str, Any]) -> Config:
     """Build a configuration from dotted keys, filling in dataset and preset values."""
-    known = Config().flat()
-    for name in values:
-        if name not in known:
-            raise UserError(f"Unknown key '{name}'.{nearest(name, known)}")
+    _check_names(values)
     preset = str(values.get("preset", "tuned"))
     if preset not in PRESETS:
         raise UserError(
@@ -192,10 +190,7 @@ def resolve(values: Mapping[str, Any]) -> Config:
 
 def build(values: Mapping[str, Any]) -> Config:
     """Build a configuration from dotted keys over the plain defaults, checking types."""
-    known = Config().flat()
-    for name in values:
-        if name not in known:
-            raise UserError(f"Unknown key '{name}'.{nearest(name, known)}")
+    _check_names(values)
     return _fill(Config, values, "")
 
 
@@ -234,12 +229,39 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def options_of(cls: type[Any], config: Config, preset: Mapping[str, Any] | None = None) -> Any:
+    """Read `options.*` into a method's own dataclass, checking names and types.
+
+    Args:
+        cls: the method's options, a dataclass of plain fields with defaults.
+        config: the run's configuration.
+        preset: what the configured preset says instead of the defaults.
+    """
+    values = {**(preset or {}), **config.options}
+    known = [item.name for item in dataclasses.fields(cls)]
+    for name in values:
+        if name not in known:
+            hint = nearest(name, known) or f" It has: {', '.join(known) or 'none'}."
+            raise UserError(f"method={config.method} has no option 'options.{name}'.{hint}")
+    return _fill(cls, {f"options.{name}": value for name, value in values.items()}, "options.")
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    known = Config().flat()
+    for name in values:
+        if name not in known and not name.startswith("options."):
+            raise UserError(f"Unknown key '{name}'.{nearest(name, known)}")
+
+
 def _fill(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
     hints = get_type_hints(cls)
     arguments = {}
     for item in dataclasses.fields(cls):
         name = f"{prefix}{item.name}"
-        if dataclasses.is_dataclass(hints[item.name]):
+        if name == "options":
+            own = {k: v for k, v in values.items() if k.startswith("options.")}
+            arguments[item.name] = {k.removeprefix("options."): v for k, v in own.items()}
+        elif dataclasses.is_dataclass(hints[item.name]):
             arguments[item.name] = _fill(hints[item.name], values, f"{name}.")
         elif name in values:
             arguments[item.name] = _typed(name, values[name], hints[item.name])

@@ -71,10 +71,7 @@ class Overlapping:
                 f"choose 1 to {self.num_clients}."
             )
         if not 0 <= self.overlap < self.cluster_size:
-            raise UserError(
-                f"overlap={self.overlap} must be from 0 to cluster_size - 1 = "
-                f"{self.cluster_size - 1}."
-            )
+            raise UserError(f"overlap={self.overlap} must be from 0 to {self.cluster_size - 1}.")
         if self.order not in ("random", "cyclic"):
             raise UserError(f"Cluster order '{self.order}' is unknown; use 'random' or 'cyclic'.")
 
@@ -117,8 +114,8 @@ class MobileServer:
     places: Overlapping = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        places = Overlapping(self.num_clients, self.cluster_size, 0, self.order)
-        object.__setattr__(self, "places", places)
+        clusters = Overlapping(self.num_clients, self.cluster_size, 0, self.order)
+        object.__setattr__(self, "places", clusters)
 
     def visible(self, seed: int, round_num: int) -> Tensor:
         """Return the cluster the server is at in this round."""
@@ -217,19 +214,9 @@ def build_visibility(
     round_seconds: float,
     trace_devices: str | Path = "",
 ) -> Visibility:
-    """Build the visibility called `kind`; settings of other kinds are ignored.
+    """Build the visibility called `kind`, one of `KINDS`; settings of other kinds are ignored.
 
-    Args:
-        kind: one of `KINDS`.
-        num_clients: N.
-        cluster_size: for "mobile", "cyclic", "overlapping".
-        p: for "random", the probability that a client is visible.
-        overlap: for "overlapping", clients shared by neighbouring clusters.
-        p_on: for "markov", off -> on.
-        p_off: for "markov", on -> off.
-        trace: for "trace", a csv of sessions.
-        round_seconds: for "trace", how long the server looks in a round.
-        trace_devices: for "trace", a csv with the time span of every device, if there is one.
+    The settings are those of the classes; `trace` and `trace_devices` are csv files (`trace.Trace`).
 
     Raises:
         UserError: for an unknown kind or a value out of range.

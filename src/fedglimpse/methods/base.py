@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedglimpse.aggregate import TemporalWindow
-from fedglimpse.config import Config
+from fedglimpse.config import Config, options_of
 from fedglimpse.types import Choice, Method, Outcome, View
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,15 @@ class Setting:
     def num_clients(self) -> int:
         """N."""
         return len(self.sizes)
+
+    def options(self, cls: type[T], presets: Mapping[str, Mapping[str, Any]] | None = None) -> T:
+        """Return the method's own options, `options.*`, as its dataclass.
+
+        Args:
+            cls: a dataclass of plain fields with defaults.
+            presets: preset name -> values that differ from those defaults.
+        """
+        return options_of(cls, self.config, (presets or {}).get(self.config.preset))
 
     def temporal_window(self) -> TemporalWindow:
         """Return the paper's temporal averaging as configured in `aggregate.*`."""
