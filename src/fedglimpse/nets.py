@@ -6,7 +6,6 @@ dense layers without an activation between them.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -16,6 +15,7 @@ from torch import nn
 
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.layout import Entry, Layout
+from fedglimpse.plugins import load_callable
 
 Norm = Literal["batch", "group"]
 Shape = tuple[int, ...]
@@ -145,19 +145,7 @@ def _dense(inputs: int, width: int, norm: Norm) -> list[nn.Module]:
 
 def _load(name: str) -> nn.Module:
     """Call the user's factory "pkg.mod:factory"."""
-    module_name, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"Model '{name}': no module named '{error.name}'; install it or run from its folder."
-        ) from error
-    except (AttributeError, ValueError) as error:
-        raise UserError(
-            f"Model '{name}': '{module_name}' has no '{attribute}'; write 'pkg.mod:factory'."
-        ) from error
-    if not callable(factory):
-        raise UserError(f"Model '{name}' is not callable; name a function that returns a model.")
+    factory = load_callable(name, "model.name")
     model = factory()
     if not isinstance(model, nn.Module):
         raise UserError(f"Model '{name}' returned {type(model).__name__}, not a torch nn.Module.")

@@ -216,7 +216,7 @@ def build_visibility(
 ) -> Visibility:
     """Build the visibility called `kind`, one of `KINDS`; settings of other kinds are ignored.
 
-    The settings are those of the classes; `trace` and `trace_devices` are csv files (`trace.Trace`).
+    The settings are those of the classes; `trace` and `trace_devices` are csv files (see `Trace`).
 
     Raises:
         UserError: for an unknown kind or a value out of range.

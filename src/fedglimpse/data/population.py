@@ -1,0 +1,154 @@
+"""A dataset spread over clients, with the proxy rows that the server keeps for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedglimpse import rng
+from fedglimpse.data import partition as cut
+from fedglimpse.data.dataset import Dataset
+from fedglimpse.errors import UserError, nearest
+
+PARTITIONS = ("dirichlet", "label_skew", "shards", "iid", "subject")
+PROXY_SOURCES = ("heldout", "leaky_train")
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: tensors have no single ==
+class Population:
+    """Who holds which training rows; the rows themselves stay in the dataset, once."""
+
+    dataset: Dataset
+    rows: tuple[Tensor, ...]  # one for each client: row numbers of dataset.x_train, int64
+    proxy: Tensor  # row numbers of dataset.x_train that the server evaluates on
+
+    @property
+    def num_clients(self) -> int:
+        """N, the number of clients."""
+        return len(self.rows)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Local examples of every client `[N]`, int64."""
+        return torch.tensor([len(rows) for rows in self.rows], dtype=torch.long)
+
+    def take(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of some clients as one table.
+
+        Returns:
+            Row numbers, padded with 0 to the largest of these clients `[J, n_max]`, and how many
+            of each line are real `[J]`.
+        """
+        sizes = self.sizes[ids.cpu()]  # [J]
+        table = torch.zeros(len(sizes), int(sizes.max()) if len(sizes) else 0, dtype=torch.long)
+        for line, client in enumerate(ids.tolist()):
+            table[line, : sizes[line]] = self.rows[client]
+        return table, sizes
+
+    def label_histogram(self, ids: Tensor) -> Tensor:
+        """Return how many rows of each class some clients hold `[J, C]`, int64."""
+        return self._histograms[ids.cpu()]
+
+    @cached_property
+    def _histograms(self) -> Tensor:
+        labels, classes = self.dataset.y_train.cpu(), self.dataset.num_classes
+        return torch.stack([labels[rows].bincount(minlength=classes) for rows in self.rows])
+
+
+def default_proxy_size(num_rows: int) -> int:
+    """Return the paper's 1,000 proxy rows, or a tenth of a small dataset."""
+    return min(1000, num_rows // 10)
+
+
+def split_proxy(labels: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Hold out `size` stratified rows for the server; returns (proxy rows, other rows)."""
+    if not 1 <= size < len(labels):
+        raise UserError(
+            f"proxy_size={size} does not fit {len(labels)} training rows; "
+            f"give 1..{len(labels) - 1}, for example {max(1, default_proxy_size(len(labels)))}"
+        )
+    return cut.stratified_sample(labels, size, generator)
+
+
+def build_population(
+    dataset: Dataset,
+    *,
+    partition: str,
+    num_clients: int,
+    alpha: float,
+    classes_per_client: int,
+    equal_size: bool,
+    min_size: int,
+    proxy_size: int,
+    proxy_source: Literal["heldout", "leaky_train"],
+    seed: int,
+) -> Population:
+    """Hold out the proxy rows, then split the other training rows over the clients.
+
+    The proxy never comes from the test set, and is held out before the split, as the paper
+    describes it. With `leaky_train` it is drawn with replacement from all training rows, which
+    the clients keep: what the authors' release does.
+
+    Args:
+        dataset: the data.
+        partition: one of `PARTITIONS`.
+        num_clients: N; for "subject" 0 or the number of subjects.
+        alpha: concentration of "dirichlet".
+        classes_per_client: of "label_skew"; for "shards" the shards of each client.
+        equal_size: "dirichlet" gives all clients the same size.
+        min_size: of the smallest client, for "dirichlet" without `equal_size`.
+        proxy_size: rows that the server keeps.
+        proxy_source: "heldout" or "leaky_train".
+        seed: the run's seed; proxy and split draw from their own streams.
+    """
+    _check_word("proxy_source", proxy_source, PROXY_SOURCES)
+    _check_word("partition", partition, PARTITIONS)
+    labels = dataset.y_train.cpu()
+    draw = rng.generator(seed, "proxy")
+    if proxy_source == "leaky_train":
+        if proxy_size < 1:
+            raise UserError(f"proxy_size={proxy_size}; give at least 1")
+        proxy = torch.randint(len(labels), (proxy_size,), generator=draw)
+        rest = torch.arange(len(labels))
+    else:
+        proxy, rest = split_proxy(labels, proxy_size, draw)
+    draw = rng.generator(seed, "partition")
+    if partition == "subject":
+        parts = _by_subject(dataset, rest, num_clients)
+    elif partition == "iid":
+        parts = cut.iid(labels[rest], num_clients, draw)
+    elif partition == "shards":
+        parts = cut.random_shards(labels[rest], num_clients, classes_per_client, draw)
+    elif partition == "label_skew":
+        parts = cut.label_skew(labels[rest], num_clients, classes_per_client, draw)
+    elif equal_size:
+        parts = cut.dirichlet_equal(labels[rest], num_clients, alpha, draw)
+    else:
+        parts = cut.dirichlet_unequal(labels[rest], num_clients, alpha, min_size, draw)
+    return Population(dataset, tuple(rest[part] for part in parts), proxy)
+
+
+def _by_subject(dataset: Dataset, rest: Tensor, num_clients: int) -> list[Tensor]:
+    if dataset.subjects is None:
+        raise UserError(
+            f"partition='subject' needs to know who made each row, which '{dataset.name}' does not "
+            "tell; use 'har' or 'hapt', or another partition"
+        )
+    parts = cut.by_subject(dataset.subjects.cpu()[rest])
+    if num_clients not in (0, len(parts)):
+        raise UserError(
+            f"num_clients={num_clients}, but the training rows of '{dataset.name}' come from "
+            f"{len(parts)} subjects; give 0 or {len(parts)}"
+        )
+    return parts
+
+
+def _check_word(key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(
+            f"{key}='{value}' is unknown.{nearest(value, known)} Choose one of {', '.join(known)}"
+        )

@@ -1,0 +1,265 @@
+import time
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedglimpse.data import partition as cut
+from fedglimpse.errors import UserError
+
+quick = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+seeds = st.integers(0, 2**31)
+class_sizes = st.lists(st.integers(1, 60), min_size=1, max_size=8)
+alphas = st.sampled_from([1e-6, 0.01, 0.1, 1.0, 100.0])
+
+
+def labels_of(sizes, seed=0):
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    return labels[torch.randperm(len(labels), generator=draw(seed))]
+
+
+def draw(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def check_valid(parts, num_clients, num_rows):
+    assert len(parts) == num_clients
+    rows = torch.cat(parts)
+    assert rows.dtype == torch.long
+    assert len(rows.unique()) == len(rows)  # disjoint, and no row twice
+    assert not len(rows) or (rows.min() >= 0 and rows.max() < num_rows)
+
+
+def sizes_of(parts):
+    return [len(part) for part in parts]
+
+
+def by_name(name, labels, generator):
+    if name == "iid":
+        return cut.iid(labels, 5, generator)
+    if name == "shards":
+        return cut.random_shards(labels, 5, 2, generator)
+    if name == "label_skew":
+        return cut.label_skew(labels, 5, 2, generator)
+    if name == "equal":
+        return cut.dirichlet_equal(labels, 5, 0.5, generator)
+    return cut.dirichlet_unequal(labels, 5, 0.5, 3, generator)
+
+
+ALL = ["iid", "shards", "label_skew", "equal", "unequal"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_same_seed_same_split_another_seed_another(name):
+    labels = labels_of([40, 30, 50, 20])
+    first, again, other = (by_name(name, labels, draw(seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_global_random_state_is_neither_read_nor_changed(name):
+    labels = labels_of([40, 30, 50, 20])
+    before = torch.random.get_rng_state()
+    first = by_name(name, labels, draw(1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        second = by_name(name, labels, draw(1))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@quick
+@given(class_sizes, st.integers(1, 30), seeds)
+def test_iid_covers_all_rows_evenly(sizes, num_clients, seed):
+    labels = labels_of(sizes)
+    num_clients = min(num_clients, len(labels))
+    parts = cut.iid(labels, num_clients, draw(seed))
+    check_valid(parts, num_clients, len(labels))
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(labels)))
+    assert max(sizes_of(parts)) - min(sizes_of(parts)) <= 1
+
+
+@quick
+@given(class_sizes, st.integers(1, 30), alphas, seeds)
+def test_dirichlet_equal_always_gives_equal_sizes(sizes, num_clients, alpha, seed):
+    labels = labels_of(sizes)
+    num_clients = min(num_clients, len(labels))
+    parts = cut.dirichlet_equal(labels, num_clients, alpha, draw(seed))
+    check_valid(parts, num_clients, len(labels))
+    assert set(sizes_of(parts)) == {len(labels) // num_clients}
+
+
+@quick
+@given(class_sizes, st.integers(1, 30), alphas, st.integers(0, 12), seeds)
+def test_dirichlet_unequal_gives_all_rows_and_min_size(sizes, num_clients, alpha, least, seed):
+    labels = labels_of(sizes)
+    num_clients = min(num_clients, len(labels))
+    least = min(least, len(labels) // num_clients)
+    parts = cut.dirichlet_unequal(labels, num_clients, alpha, least, draw(seed))
+    check_valid(parts, num_clients, len(labels))
+    assert sum(sizes_of(parts)) == len(labels)
+    assert min(sizes_of(parts)) >= least
+
+
+@quick
+@given(class_sizes, st.integers(1, 30), st.integers(1, 5), seeds)
+def test_label_skew_gives_exact_classes_and_equal_sizes(sizes, num_clients, per_client, seed):
+    labels = labels_of(sizes)
+    feasible = sum(min(num_clients, size) for size in sizes) >= num_clients * per_client
+    if per_client > len(sizes) or not feasible:
+        with pytest.raises(UserError):
+            cut.label_skew(labels, num_clients, per_client, draw(seed))
+        return
+    parts = cut.label_skew(labels, num_clients, per_client, draw(seed))
+    check_valid(parts, num_clients, len(labels))
+    assert {len(labels[part].unique()) for part in parts} == {per_client}
+    assert len(set(sizes_of(parts))) == 1
+
+
+@quick
+@given(st.integers(20, 60), st.integers(2, 8), st.integers(1, 12), st.integers(1, 4), seeds)
+def test_label_skew_on_balanced_classes(size, num_classes, num_clients, per_client, seed):
+    labels = labels_of([size] * num_classes)
+    per_client = min(per_client, num_classes)
+    parts = cut.label_skew(labels, num_clients, per_client, draw(seed))
+    counts = torch.stack([labels[part].bincount(minlength=num_classes) for part in parts])
+    holders = (counts > 0).sum(0)
+    assert holders.max() - holders.min() <= 1  # no class is given more often than another
+    if num_clients * per_client % num_classes == 0:
+        each = size // (num_clients * per_client // num_classes)
+        assert (counts[counts > 0] - each).abs().max() <= 1
+        assert len(parts[0]) >= per_client * each  # next to nothing stays unused
+
+
+def test_label_skew_pairs_are_varied():
+    labels = labels_of([500] * 10)
+    pairs = {tuple(labels[p].unique().tolist()) for p in cut.label_skew(labels, 100, 2, draw(0))}
+    assert len(pairs) > 30  # of 45
+
+
+def test_label_skew_does_not_let_a_rare_class_shrink_everyone():
+    labels = labels_of([5000, 5000, 10])
+    parts = cut.label_skew(labels, 10, 2, draw(0))
+    assert len(parts[0]) > 850  # an even split of the client with the rare class would give 20
+
+
+@quick
+@given(class_sizes, st.integers(1, 15), st.integers(1, 4), seeds)
+def test_random_shards_are_equal_and_nearly_pure(sizes, num_clients, shards, seed):
+    labels = labels_of(sizes)
+    if num_clients * shards > len(labels):
+        with pytest.raises(UserError, match="rows"):
+            cut.random_shards(labels, num_clients, shards, draw(seed))
+        return
+    parts = cut.random_shards(labels, num_clients, shards, draw(seed))
+    check_valid(parts, num_clients, len(labels))
+    shard = len(labels) // (num_clients * shards)
+    assert set(sizes_of(parts)) == {shard * shards}
+    pieces = [labels[piece] for part in parts for piece in part.view(shards, shard)]
+    straddling = sum(len(piece.unique()) > 1 for piece in pieces)
+    assert straddling <= len(sizes) - 1  # at most one shard at each border between classes
+
+
+def test_by_subject_keeps_people_together():
+    subjects = torch.tensor([7, 2, 7, 9, 2])
+    parts = cut.by_subject(subjects)
+    assert [part.tolist() for part in parts] == [[1, 4], [0, 2], [3]]
+
+
+@quick
+@given(class_sizes, st.floats(0, 1), seeds)
+def test_stratified_sample_keeps_shares_to_within_one_row(sizes, share, seed):
+    labels = labels_of(sizes)
+    size = int(share * len(labels))
+    drawn, rest = cut.stratified_sample(labels, size, draw(seed))
+    assert len(drawn) == size
+    assert torch.equal(torch.cat([drawn, rest]).sort().values, torch.arange(len(labels)))
+    counts = labels[drawn].bincount(minlength=len(sizes))
+    exact = torch.tensor(sizes) * size / len(labels)
+    assert (counts - exact).abs().max() < 1
+
+
+def test_dirichlet_draws_follow_the_distribution():
+    alpha, classes = 0.3, 5
+    mixes = cut._dirichlet(alpha, (20_000, classes), draw(0))
+    mean, total = 1 / classes, alpha * classes
+    assert torch.allclose(mixes.mean(0), torch.full((classes,), mean).double(), atol=0.01)
+    variance = mean * (1 - mean) / (total + 1)
+    assert torch.allclose(mixes.var(0), torch.full((classes,), variance).double(), atol=0.005)
+
+
+def test_tiny_alpha_gives_single_class_mixes_of_every_class():
+    mixes = cut._dirichlet(1e-8, (200, 4), draw(0))
+    assert torch.isfinite(mixes).all()
+    assert mixes.max(1).values.min() > 0.99
+    assert len(mixes.argmax(1).unique()) == 4
+
+
+def test_alpha_decides_how_mixed_clients_are():
+    labels = labels_of([500] * 10)
+
+    def largest_share(alpha):
+        parts = cut.dirichlet_equal(labels, 20, alpha, draw(0))
+        return sum(labels[p].bincount().max().item() / len(p) for p in parts) / 20
+
+    assert largest_share(0.05) > 0.7 > 0.3 > largest_share(100.0)
+
+
+def test_leftovers_do_not_fall_to_the_highest_client_numbers():
+    """Served in the order of their numbers, the last two would share what is left."""
+    labels = labels_of([100] * 10)
+    first = last = 0.0
+    for seed in range(40):
+        parts = cut.dirichlet_equal(labels, 20, 0.05, draw(seed))
+        counts = torch.stack([labels[p].bincount(minlength=10) for p in parts])
+        first += torch.minimum(counts[0], counts[1]).sum().item() / 50 / 40
+        last += torch.minimum(counts[-2], counts[-1]).sum().item() / 50 / 40
+    assert abs(first - last) < 0.1
+
+
+def test_unreachable_min_size_is_repaired_and_not_retried_for_ever():
+    labels = labels_of([200] * 5)
+    start = time.perf_counter()
+    parts = cut.dirichlet_unequal(labels, 100, 0.001, 10, draw(0))
+    assert sizes_of(parts) == [10] * 100
+    assert time.perf_counter() - start < 5
+
+
+def test_unequal_needs_no_repair_where_the_usual_code_finishes():
+    parts = cut.dirichlet_unequal(labels_of([500] * 10), 10, 0.5, 10, draw(0))
+    assert max(sizes_of(parts)) > 2 * min(sizes_of(parts))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda y, g: cut.iid(y, 31, g), "31 clients .* 31 rows, but there are 30; .* 30 clients"),
+        (lambda y, g: cut.iid(y, 0, g), "num_clients=0"),
+        (lambda y, g: cut.iid(y[:0], 1, g), "there are 0"),
+        (lambda y, g: cut.dirichlet_equal(y, 40, 0.1, g), "there are 30"),
+        (lambda y, g: cut.dirichlet_equal(y, 4, 0.0, g), "alpha=0.0"),
+        (lambda y, g: cut.dirichlet_equal(y, 4, float("nan"), g), "alpha=nan"),
+        (lambda y, g: cut.dirichlet_unequal(y, 4, 0.1, 8, g), "need 32 rows.*at most 3 clients"),
+        (lambda y, g: cut.dirichlet_unequal(y, 4, 0.1, -1, g), "min_size=-1"),
+        (lambda y, g: cut.label_skew(y, 4, 4, g), "classes_per_client=4.*3 classes; give 1..3"),
+        (lambda y, g: cut.label_skew(y, 4, 0, g), "classes_per_client=0"),
+        (lambda y, g: cut.label_skew(y, 20, 2, g), "need 40 rows"),
+        (lambda y, g: cut.label_skew(y[y < 1], 0, 1, g), "num_clients=0"),
+        (lambda y, g: cut.random_shards(y, 4, 0, g), "shards_per_client=0"),
+    ],
+)
+def test_impossible_requests_say_what_and_how_to_fix(call, words):
+    with pytest.raises(UserError, match=words):
+        call(labels_of([10, 10, 10]), draw(0))
+
+
+def test_label_skew_refuses_classes_too_rare_to_share():
+    with pytest.raises(UserError, match=r"need 20 .* allow 11; use fewer clients"):
+        cut.label_skew(labels_of([100, 1]), 10, 2, draw(0))

@@ -1,0 +1,136 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedglimpse.data.dataset import Dataset
+from fedglimpse.data.population import (
+    PARTITIONS,
+    Population,
+    build_population,
+    default_proxy_size,
+    split_proxy,
+)
+from fedglimpse.errors import UserError
+
+
+def make_dataset(num_rows=240, classes=4, subjects=6):
+    y = torch.arange(num_rows) % classes
+    x = torch.arange(num_rows).float()[:, None]
+    return Dataset(
+        "toy", "Toy", x, y, x[:5], y[:5], classes, torch.arange(num_rows) // 40 % subjects
+    )
+
+
+def build(dataset=None, **changes):
+    choices = {
+        "partition": "dirichlet",
+        "num_clients": 6,
+        "alpha": 0.3,
+        "classes_per_client": 2,
+        "equal_size": True,
+        "min_size": 3,
+        "proxy_size": 24,
+        "proxy_source": "heldout",
+        "seed": 0,
+    }
+    return build_population(dataset or make_dataset(), **{**choices, **changes})
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sampled_from(PARTITIONS), st.booleans(), st.integers(1, 80), st.integers(0, 10**6))
+def test_heldout_proxy_is_never_inside_a_client(partition, equal_size, proxy_size, seed):
+    pop = build(partition=partition, equal_size=equal_size, proxy_size=proxy_size, seed=seed)
+    held = torch.cat(pop.rows)
+    assert len(pop.proxy) == len(pop.proxy.unique()) == proxy_size
+    assert not torch.isin(held, pop.proxy).any()
+    assert len(held.unique()) == len(held)
+    assert held.max() < len(pop.dataset.x_train)
+    assert pop.num_clients == 6
+    assert pop.sizes.tolist() == [len(rows) for rows in pop.rows]
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_leaky_proxy_stays_in_the_clients_and_may_repeat(partition):
+    pop = build(partition=partition, proxy_source="leaky_train", proxy_size=200)
+    assert pop.sizes.sum() == 240  # nothing was held out
+    assert torch.isin(pop.proxy, torch.cat(pop.rows)).all()
+    assert len(pop.proxy) == 200 > len(pop.proxy.unique())
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_seed_decides_the_population(partition):
+    first, again, other = (build(partition=partition, seed=seed) for seed in (5, 5, 6))
+    assert all(torch.equal(a, b) for a, b in zip(first.rows, again.rows, strict=True))
+    assert torch.equal(first.proxy, again.proxy)
+    assert not torch.equal(first.proxy, other.proxy)
+
+
+def test_partition_options_reach_the_partition():
+    equal, unequal = build(), build(equal_size=False)
+    assert set(equal.sizes.tolist()) == {36}
+    assert unequal.sizes.min() >= 3
+    assert unequal.sizes.max() > unequal.sizes.min()
+    for classes in (1, 3):
+        skew = build(partition="label_skew", classes_per_client=classes)
+        held = (skew.label_histogram(torch.arange(6)) > 0).sum(1)
+        assert held.tolist() == [classes] * 6
+
+
+def test_subject_gives_one_client_to_each_person():
+    for num_clients in (0, 6):
+        pop = build(partition="subject", num_clients=num_clients)
+        assert pop.num_clients == 6
+        for rows in pop.rows:
+            assert len(pop.dataset.subjects[rows].unique()) == 1
+
+
+def test_take_pads_to_the_largest_taken_client():
+    rows = (torch.tensor([4, 2]), torch.tensor([7]), torch.tensor([1, 5, 9]))
+    pop = Population(make_dataset(), rows, torch.tensor([0]))
+    table, sizes = pop.take(torch.tensor([1, 0, 1]))
+    assert table.tolist() == [[7, 0], [4, 2], [7, 0]]
+    assert sizes.tolist() == [1, 2, 1]
+    assert pop.take(torch.tensor([2]))[0].tolist() == [[1, 5, 9]]
+    table, sizes = pop.take(torch.tensor([], dtype=torch.long))
+    assert table.shape == (0, 0)
+    assert sizes.shape == (0,)
+
+
+def test_label_histogram_counts_classes():
+    rows = (torch.tensor([0, 4, 1]), torch.tensor([3]))
+    pop = Population(make_dataset(), rows, torch.tensor([2]))
+    assert pop.label_histogram(torch.tensor([1, 0])).tolist() == [[0, 0, 0, 1], [2, 1, 0, 0]]
+
+
+def test_default_proxy_size():
+    assert [default_proxy_size(n) for n in (50_000, 10_000, 1437, 30)] == [1000, 1000, 143, 3]
+
+
+@pytest.mark.parametrize("size", [0, -1, 240, 1000])
+def test_proxy_that_does_not_fit_is_refused(size):
+    with pytest.raises(UserError, match=rf"proxy_size={size} does not fit 240 .* example 24"):
+        split_proxy(make_dataset().y_train, size, torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"partition": "dirichlett"}, "Did you mean 'dirichlet'"),
+        ({"proxy_source": "held_out"}, "Did you mean 'heldout'"),
+        ({"partition": "subject", "num_clients": 5}, "num_clients=5.* 6 subjects; give 0 or 6"),
+        ({"partition": "iid", "num_clients": 500}, "500 clients .* there are 216"),
+        ({"proxy_source": "leaky_train", "proxy_size": 0}, "proxy_size=0"),
+    ],
+)
+def test_mistakes_name_the_value_and_the_fix(changes, words):
+    with pytest.raises(UserError, match=words):
+        build(**changes)
+
+
+def test_subject_needs_subjects():
+    dataset = dataclasses.replace(make_dataset(), subjects=None)
+    with pytest.raises(UserError, match="use 'har' or 'hapt'"):
+        build(dataset, partition="subject", num_clients=0)

@@ -1,0 +1,75 @@
+"""The house rules that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "fedglimpse"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# A room may import only what is listed, besides itself.
+ALLOWED = {
+    "errors": set(),
+    "version": set(),
+    "rng": set(),
+    "types": set(),
+    "layout": set(),
+    "plugins": {"errors"},
+    "needs": {"errors"},
+    "presets": set(),
+    "aggregate": {"errors", "types"},
+    "sketch": {"errors", "rng"},
+    "trace": {"errors", "rng"},
+    "visibility": {"errors", "rng", "types", "trace"},
+    "nets": {"errors", "layout", "plugins"},
+    "data": {"errors", "rng"},
+    "cost": {"needs"},
+    "rl": {"errors", "rng", "types", "layout", "needs"},
+    "config": {"errors", "presets", "rl"},
+    "sim": {"errors", "rng", "types", "layout", "needs", "data", "cost", "aggregate"},
+    "methods": {
+        "aggregate", "config", "errors", "layout", "needs", "plugins", "rl", "rng", "types",
+    },
+}  # fmt: skip
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedglimpse"):
+            parts = (node.module or "").split(".")
+            names |= {parts[1]} if len(parts) > 1 else {a.name for a in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path) -> None:
+    if room(path) in ALLOWED:
+        assert imported(path) - {room(path)} <= ALLOWED[room(path)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 300
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 60, node.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_global_randomness(path: Path) -> None:
+    if room(path) == "rng":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            dotted = ast.unparse(node)
+            assert dotted not in ("torch.manual_seed", "random.seed", "torch.default_generator")
+            if dotted.startswith("np.random."):
+                assert dotted in ("np.random.Generator", "np.random.Philox", "np.random.PCG64")

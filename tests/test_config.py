@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedglimpse import config
+from fedglimpse.config import Config
+from fedglimpse.errors import UserError
+from fedglimpse.presets import PRESETS
+from fedglimpse.validate import check
+
+
+def test_words_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('preset = "paper"\nrounds = 7\n[local]\nlr = 0.5\nbatch_size = 8\n')
+    made = config.load(file, ["local.lr=0.25"])
+    assert (made.rounds, made.local.lr, made.local.batch_size) == (7, 0.25, 8)
+    assert made.aggregate.source == "smoothed"  # from the preset
+
+
+def test_dataset_defaults_yield_to_the_preset() -> None:
+    assert config.resolve({"data.name": "digits"}).local.batch_size == 16
+    assert config.resolve({"data.name": "digits", "preset": "paper"}).local.batch_size == 64
+    assert config.resolve({"data.name": "hapt"}).data.partition == "subject"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_written_configuration_reads_back_the_same(preset: str, tmp_path: Path) -> None:
+    words = [f"preset={preset}", "data.name=fashion", "seeds=[3,4]", "options.mode=x"]
+    made = config.load(None, words)
+    (tmp_path / "c.toml").write_text(made.to_toml())
+    assert config.build(config.read_toml(tmp_path / "c.toml")) == made
+
+
+def test_presets_differ_as_the_specification_says() -> None:
+    paper, released, tuned = (config.resolve({"preset": p}) for p in ("paper", "released", "tuned"))
+    assert (paper.local.optimizer, paper.local.lr, paper.local.batch_size) == ("sgd", 1e-3, 64)
+    assert (released.local.optimizer, released.local.lr) == ("adam", 1e-3)
+    assert released.local.batch_size == 256
+    assert (paper.aggregate.window, paper.aggregate.source) == (5, "smoothed")
+    assert (released.aggregate.window, released.aggregate.source) == (6, "raw")
+    assert (tuned.aggregate.window, tuned.aggregate.source) == (6, "raw")
+    assert (released.data.proxy_source, paper.data.proxy_source) == ("leaky_train", "heldout")
+    assert (released.data.equal_size, released.data.exact_classes) == (False, False)
+    assert (paper.data.equal_size, paper.data.exact_classes) == (True, True)
+    assert (released.visibility.min_visible, paper.visibility.min_visible) == (2, 1)
+    assert (released.local.proximal_squared, released.local.proximal_mu) == (False, 5e-4)
+
+
+BAD = [
+    ("selection.kk=3", "Did you mean 'selection.k'?"),
+    ("rounds=many", "rounds='many' must be a whole number"),
+    ("rounds=2.5", "must be a whole number"),
+    ("local.lr=true", "must be a number"),
+    ("seeds=3", "must be a list"),
+    ('seeds=["a"]', "must be a whole number"),
+    ("preset=papper", "Did you mean 'paper'?"),
+    ("rounds", "not of the form key=value"),
+]
+
+
+@pytest.mark.parametrize(("word", "part"), BAD)
+def test_unreadable_words(word: str, part: str) -> None:
+    with pytest.raises(UserError, match=part.replace("?", r"\?").replace("'", "['\"]?")):
+        config.load(None, [word])
+
+
+IMPOSSIBLE = [
+    ("selection.k=0", "selection.k=0"),
+    ("selection.k=41", "selection.k=41 is more than the 40 clients"),
+    ("visibility.cluster_size=41", "visibility.cluster_size=41 is more than the 40"),
+    ("data.alpha=0", "data.alpha=0"),
+    ("data.alpha=-1.5", "data.alpha=-1.5"),
+    ("visibility.p=0", "visibility.p=0"),
+    ("visibility.p=1.2", "visibility.p=1.2"),
+    ("local.lr=0", "local.lr=0"),
+    ("local.lr=nan", "local.lr=nan"),
+    ("local.lr=inf", "local.lr=inf"),
+    ("seeds=[]", r"seeds=\[\] is empty"),
+    ("seeds=[1,1]", "repeats a seed"),
+    ("visibility.kind=mobil", "Did you mean 'mobile'"),
+    ("local.optimizer=adm", "Did you mean 'adam'"),
+    ("data.clients=0", "data.clients=0 needs data.partition=subject"),
+    ("rounds=0", "rounds=0 is too small"),
+    ("local.momentum=1", "local.momentum=1"),
+]
+
+
+@pytest.mark.parametrize(("word", "part"), IMPOSSIBLE)
+def test_impossible_values_name_the_value(word: str, part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        check(config.load(None, [word]))
+
+
+def test_the_defaults_are_possible() -> None:
+    check(Config())
+    for preset in PRESETS:
+        for name in ("digits", "fashion", "cifar10", "har", "hapt", "synthetic"):
+            check(config.resolve({"preset": preset, "data.name": name}))
+
+
+def test_with_values_changes_only_what_it_names() -> None:
+    made = Config().with_values(local__lr=0.5, rounds=3)
+    assert (made.local.lr, made.rounds) == (0.5, 3)
+    assert made.with_values(local__lr=0.01, rounds=100) == Config()

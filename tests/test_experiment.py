@@ -1,0 +1,125 @@
+"""Whole runs in memory and on disk: reproducible, resumable, the same in company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedglimpse
+from fedglimpse.builder import build_world
+from fedglimpse.config import resolve
+from fedglimpse.experiment import Stopped, play_round, restore, run, snapshot
+
+SMALL = {"rounds": 4, "data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2}
+
+
+def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in records]
+
+
+def test_the_same_seed_gives_the_same_records() -> None:
+    first, second = (run({**SMALL, "method": "fedavg-window"}) for _ in range(2))
+    assert untimed(first.records) == untimed(second.records)
+    other = run({**SMALL, "method": "fedavg-window", "seeds": [1]})
+    assert untimed(other.records) != untimed(first.records)
+
+
+def test_lanes_together_equal_lanes_alone() -> None:
+    settings = {**SMALL, "engine.trainer": "serial"}
+    together = untimed(run({**settings, "seeds": [5, 6]}).records)
+    for lane, seed in enumerate((5, 6)):
+        alone = untimed(run({**settings, "seeds": [seed]}).records)
+        beside = [{**r, "lane": 0} for r in together if r["lane"] == lane]
+        assert alone == beside
+
+
+def test_batched_lanes_equal_serial_lanes() -> None:
+    for kind in ("label_skew", "dirichlet"):
+        settings = {**SMALL, "seeds": [0, 1], "data.partition": kind, "data.equal_size": False}
+        serial = run({**settings, "engine.trainer": "serial", "data.min_size": 2})
+        batched = run({**settings, "engine.trainer": "batched", "data.min_size": 2})
+        torch.testing.assert_close(serial.world.states, batched.world.states, rtol=1e-3, atol=1e-4)
+
+
+def test_stopping_and_resuming_gives_the_same_records(tmp_path: Path) -> None:
+    settings = {**SMALL, "method": "fedavg-window", "seeds": [0, 1], "checkpoint.every": 3}
+    whole = run(settings)
+    calls = iter([False, True])
+    with pytest.raises(Stopped):
+        run(settings, tmp_path / "r", should_stop=lambda: next(calls))
+    resumed = run(settings, tmp_path / "r", resume=True)
+    assert untimed(resumed.records) == untimed(whole.records)
+    assert torch.equal(resumed.world.states, whole.world.states)
+    again = run(settings, tmp_path / "r", resume=True)  # finished: nothing is computed twice
+    assert untimed(again.records) == untimed(whole.records)
+
+
+def test_a_snapshot_restores_the_world_exactly() -> None:
+    config = resolve({**SMALL, "method": "fedavg-window"})
+    world = build_world(config)
+    play_round(world, evaluate=False)
+    saved = snapshot(world)
+    kept = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved["world"].items()}
+    expected = [play_round(world, evaluate=True) for _ in range(2)]
+    other = build_world(config)
+    restore(other, {**saved, "world": {**saved["world"], **kept}})
+    assert [untimed(play_round(other, evaluate=True)) for _ in range(2)] == list(
+        map(untimed, expected)
+    )
+
+
+def test_no_global_randomness_is_used_or_changed() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = run(SMALL)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert untimed(run(SMALL).records) == untimed(first.records)
+
+
+def test_records_hold_what_they_promise() -> None:
+    result = run({**SMALL, "seeds": [0, 1], "evaluate.every": 3})
+    assert len(result.records) == 8
+    for record in result.records:
+        assert set(record["selected"]) <= set(record["visible"])
+        assert len(set(record["selected"])) == len(record["selected"]) == 2
+        assert abs(sum(record["weights"]) - 1) < 1e-6
+        scored = record["round"] in (2, 3)  # every third round, and the last
+        assert (record["accuracy"] is not None) == scored
+        assert 0 <= record["reward"] <= 1
+    assert result.summary["final_over_rounds"] == 1
+
+
+def test_random_availability_with_one_visible_client() -> None:
+    sparse = {"visibility.kind": "random", "visibility.p": 0.02, "rounds": 12, "data.clients": 30}
+    result = run({**sparse, "selection.k": 3})
+    seen = [len(r["visible"]) for r in result.records]
+    assert min(seen) == 1
+    assert all(len(r["selected"]) == min(3, n) for r, n in zip(result.records, seen, strict=True))
+    idle = run({**sparse, "selection.k": 3, "visibility.min_visible": 2})
+    for record in idle.records:
+        assert (len(record["selected"]) == 0) == (len(record["visible"]) < 2)
+        assert (record["uplink_bytes"] == 0) == (len(record["visible"]) < 2)
+
+
+def test_fedprox_pulls_clients_towards_the_global_model() -> None:
+    far = run({**SMALL, "method": "fedprox", "local.proximal_mu": 0.0, "rounds": 1})
+    near = run({**SMALL, "method": "fedprox", "local.proximal_mu": 10.0, "rounds": 1})
+    plain = run({**SMALL, "method": "fedavg", "rounds": 1})
+    start = build_world(resolve({**SMALL})).states
+    assert torch.equal(far.world.states, plain.world.states)
+    assert (near.world.states - start).norm() < 0.8 * (plain.world.states - start).norm()
+
+
+@pytest.mark.parametrize("data", ["digits", "synthetic"])
+def test_training_learns(data: str) -> None:
+    result = run({"data.name": data, "data.partition": "iid", "rounds": 8})
+    assert result.records[-1]["accuracy"] > 0.7
+
+
+def test_the_public_names_exist() -> None:
+    for name in fedglimpse.__all__:
+        assert getattr(fedglimpse, name) is not None
