@@ -176,9 +176,8 @@ def _trainer(parts: Parts, channels_last: bool) -> LocalTrainer:
 def _sketch(config: Config, layout: Layout) -> SketchOfRows:
     """Return the sketch of parameter rows, made when first used."""
     entries = head_entries(layout) if config.sketch.parameters == "head" else layout.params
-    start, stop = entries[0].start, entries[-1].stop
-    size = sum(e.stop - e.start for e in entries)
-    assert size == stop - start, "the head is one stretch of the state"
+    index = torch.cat([torch.arange(e.start, e.stop) for e in entries])
+    start, stop, size = entries[0].start, entries[-1].stop, len(index)
     made: list[SketchOfRows] = []
 
     def sketch(rows: Tensor) -> Tensor:
@@ -186,7 +185,8 @@ def _sketch(config: Config, layout: Layout) -> SketchOfRows:
             kind, scale = config.sketch.kind, cast(Scale, config.sketch.scale)
             width = config.sketch.size
             made.append(build_sketch(kind, size, width, SKETCH_SEED, scale=scale, cached=True))
-        return made[0](rows[..., start:stop])
+        one_stretch = size == stop - start
+        return made[0](rows[..., start:stop] if one_stretch else rows[..., index.to(rows.device)])
 
     return sketch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -11,9 +11,12 @@ from torch import Tensor
 
 from fedglimpse.aggregate import TemporalWindow
 from fedglimpse.config import Config, options_of
+from fedglimpse.errors import UserError
 from fedglimpse.types import Choice, Method, Outcome, View
 
 T = TypeVar("T")
+
+WEIGHTS = ("size", "uniform")  # how much an update counts: n_i / sum of n, or 1/K
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class MethodInfo:
     source: str  # the article it comes from
     build: Build
     confidence: Literal["high", "medium", "low"] = "high"  # that we know the original's rules
+    example_options: Mapping[str, Any] = field(default_factory=dict)  # options it cannot do without
 
 
 class Stateless:
@@ -81,9 +85,27 @@ class Stateless:
 class UniformRandom(Stateless):
     """Chooses k visible clients uniformly at random, without replacement."""
 
+    def __init__(self, weights: str = "size") -> None:
+        """Count each update by its client's `size`, or all the same, `uniform`."""
+        self.weights = weights
+
     def select(self, view: View, k: int) -> Choice:
         """Draw from the round's generator."""
-        return Choice(random_slots(view, k))
+        slots = random_slots(view, k)
+        return Choice(slots, weights_of(self.weights, slots))
+
+
+def require(ok: bool, option: str, value: object, wanted: str) -> None:
+    """Raise UserError unless an option of a method has a value it can work with."""
+    if not ok:
+        raise UserError(f"options.{option}={value} is not possible: use {wanted}.")
+
+
+def weights_of(kind: str, slots: Tensor) -> Tensor | None:
+    """Return a choice's weights: None for "size", 1/K for "uniform"."""
+    if kind == "size":
+        return None
+    return torch.full((len(slots),), 1 / len(slots), dtype=torch.float64)  # [K]
 
 
 def random_slots(view: View, k: int) -> Tensor:

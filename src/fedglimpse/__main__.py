@@ -1,0 +1,5 @@
+"""`python -m fedglimpse`."""
+
+from fedglimpse.cli import main
+
+main()

@@ -1,0 +1,228 @@
+"""The command `fedglimpse`: run, compare, methods, data, doctor."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.table import Table
+
+from fedglimpse import config as configuration
+from fedglimpse.compare import default_target, markdown, row_of
+from fedglimpse.config import Config
+from fedglimpse.data import fetch as fetching
+from fedglimpse.data import sources
+from fedglimpse.errors import UserError
+from fedglimpse.experiment import Result, Stopped, run
+from fedglimpse.methods import registry
+from fedglimpse.methods.describe import describe
+from fedglimpse.progress import listener
+from fedglimpse.records import environment, stored_config, write_atomically
+from fedglimpse.summary import Estimate
+from fedglimpse.version import VERSION
+
+app = typer.Typer(
+    help="Federated learning when the server can only see some of its clients each round.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Datasets: what is there, and how to get it.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(help="A TOML file and key=value settings, such as data.name=digits rounds=30."),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+
+
+@app.command("run")
+def run_command(
+    words: Words = None, out: Out = None, resume: Resume = False, quiet: Quiet = False
+) -> None:
+    """Run one method: fedglimpse run [FILE.toml] [key=value ...] --out DIR."""
+    files, methods, settings = sort_words(words or [])
+    if methods:
+        raise UserError(
+            f"'{methods[0]}' is neither a .toml file nor key=value: write method={methods[0]}."
+        )
+    if resume and out is not None and not files and not settings:
+        config = stored_config(out)
+    else:
+        config = load_config(files, settings)
+    result = run_with_signals(config, out or default_folder(config), resume, quiet)
+    final = Estimate(**result.summary["final_accuracy"])
+    last = result.summary["final_over_rounds"]
+    typer.echo(f"{config.method}: accuracy {final.text()} % over the last {last} rounds")
+    typer.echo(f"results: {result.path}")
+
+
+@app.command()
+def compare(
+    words: Words = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path(
+        "runs/compare"
+    ),
+    target: Annotated[
+        float | None,
+        typer.Option(help="Accuracy to reach, 0 to 1; default: 90 % of the best method's."),
+    ] = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods: fedglimpse compare fedavg fedavg-window [key=value ...] --out DIR."""
+    files, methods, settings = sort_words(words or [])
+    if len(methods) < 2:
+        raise UserError(
+            f"compare was given {len(methods)} methods: name at least two, such as "
+            "fedglimpse compare fedavg fedavg-window."
+        )
+    configs = [load_config(files, [*settings, f"method={name}"]) for name in methods]
+    results = []
+    for name, config in zip(methods, configs, strict=True):
+        folder = out / name.replace(":", "_")
+        results.append(run_with_signals(config, folder, resume, quiet))
+    goal = default_target([r.summary for r in results]) if target is None else target
+    rows = [row_of(r.summary, r.records, goal) for r in results]
+    table = markdown(rows, goal, results[0].summary["final_over_rounds"])
+    write_atomically(out / "comparison.md", table + "\n")
+    typer.echo(table)
+    typer.echo(f"results: {out}")
+
+
+@app.command()
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """List every method with its phase, what it sends, and where it comes from."""
+    described = [describe(registry.info(name)) for name in registry.MODULES]
+    if as_json:
+        typer.echo(json.dumps([vars(d) for d in described], indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("method", "trains", "uplink a round", "confidence", "source", "what it does"):
+        table.add_column(column, overflow="fold")
+    for d in described:
+        table.add_row(d.name, d.trains, d.uplink, d.confidence, d.source, d.summary)
+    Console(width=max(Console().width, 120)).print(table)
+    typer.echo("\nK chosen clients, V visible clients, d floats of the model, D of a sketch.")
+    typer.echo("Your own: method=package.module:build (see docs/add-a-method.md).")
+
+
+@data_app.command("status")
+def data_status() -> None:
+    """Say which datasets are there, where, and whether they are what they should be."""
+    typer.echo(f"data directory: {sources.data_directory()}")
+    for name in sources.NAMES:
+        found = sources.status(name)
+        verified = {True: "verified", False: "NOT VERIFIED", None: ""}[found.verified]
+        state = "present" if found.present else "missing"
+        parts = [state, verified, str(found.path or ""), found.detail]
+        typer.echo(f"  {name:10} " + "  ".join(p for p in parts if p))
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="cifar10, fashion or har.")],
+    base_url: Annotated[str | None, typer.Option(help="A mirror's folder.")] = None,
+) -> None:
+    """Download a dataset from its official address into the data directory."""
+    bar = Progress(
+        "{task.description}",
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task(name, total=None)
+        path = fetching.fetch(
+            name,
+            base_url=base_url,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    typer.echo(f"{name}: {path}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this installation has: versions, device, data."""
+    for name, value in environment().items():
+        typer.echo(f"{name:12} {value}")
+    data_status()
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Federated learning when the server can only see some of its clients each round."""
+    if version:
+        typer.echo(f"fedglimpse {VERSION}")
+        raise typer.Exit
+
+
+def sort_words(words: Sequence[str]) -> tuple[list[Path], list[str], list[str]]:
+    """Split words into TOML files, plain names and key=value settings."""
+    settings = [w for w in words if "=" in w]
+    files = [Path(w) for w in words if "=" not in w and w.endswith(".toml")]
+    names = [w for w in words if "=" not in w and not w.endswith(".toml")]
+    return files, names, settings
+
+
+def load_config(files: Sequence[Path], settings: Sequence[str]) -> Config:
+    """Read at most one file and the settings after it."""
+    if len(files) > 1:
+        raise UserError(f"Two files were given, {files[0]} and {files[1]}: name one.")
+    return configuration.load(files[0] if files else None, settings)
+
+
+def default_folder(config: Config) -> Path:
+    """Return where results go when --out is not given."""
+    return Path("runs") / f"{config.data.name}-{config.method.replace(':', '_')}"
+
+
+def run_with_signals(config: Config, out: Path, resume: bool, quiet: bool) -> Result:
+    """Run, ending after the current round on Ctrl-C or a termination signal."""
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before: dict[int, Any] = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        should_stop: Callable[[], bool] = lambda: bool(asked)  # noqa: E731
+        return run(config, out, resume=resume, listener=listener(quiet), should_stop=should_stop)
+    except (Stopped, KeyboardInterrupt):
+        typer.echo(f"Stopped. Continue with: fedglimpse run --out {out} --resume", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"fedglimpse: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""A method in a line: when clients train and what travels, read off what it declares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedglimpse.config import Config
+from fedglimpse.methods.base import MethodInfo, Setting
+from fedglimpse.needs import CATALOGUE, Need, Sizes, trains_before_choice
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `fedglimpse methods` shows."""
+
+    name: str
+    summary: str
+    source: str
+    confidence: str
+    phase: str  # pre: chosen before training; post: after
+    trains: str
+    uplink: str
+    needs: tuple[str, ...]
+
+
+def describe(info: MethodInfo) -> Description:
+    """Build the method for a small population and read what it asks for."""
+    setting = Setting(
+        config=Config(method=info.name, options=info.example_options),
+        seed=0,
+        sizes=torch.full((10,), 10),
+        num_classes=10,
+        num_params=100,
+    )
+    method = info.build(setting)
+    asked = method.selector.needs
+    after = (method.selector.learns_from | method.aggregator.needs) - asked
+    post = trains_before_choice(asked)
+    everything = any(CATALOGUE[n].uploads_model for n in asked)
+    sent = ["V·d" if everything else "K·d"]
+    sent += [f"V·{_floats(CATALOGUE[n])}" for n in sorted(asked) if _floats(CATALOGUE[n])]
+    sent += [f"K·{_floats(CATALOGUE[n])}" for n in sorted(after) if _floats(CATALOGUE[n])]
+    return Description(
+        name=info.name,
+        summary=info.summary,
+        source=info.source,
+        confidence=info.confidence,
+        phase="post" if post else "pre",
+        trains="all visible, then chooses" if post else "the chosen",
+        uplink=" + ".join(sent),
+        needs=tuple(sorted(asked)),
+    )
+
+
+def _floats(need: Need) -> str:
+    """Return how many floats a client sends, as a letter where it depends on a size."""
+    letters = {0: "", 1: "1", 7: "D", 11 * 13: "P·C"}
+    return letters[need.up(Sizes(state=5, sketch=7, proxy=11, classes=13))]

@@ -1,0 +1,208 @@
+"""The command as a user types it: real processes, real files, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FEDGLIMPSE = [sys.executable, "-m", "fedglimpse"]
+RUN = [*FEDGLIMPSE, "run", "data.name=digits", "method=fedavg"]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **extra}
+
+
+def call(*words: str, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*FEDGLIMPSE, *words], cwd=cwd, env=environment(**extra), capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "rounds.jsonl").read_text()
+    return [{**json.loads(line), "seconds": 0} for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "a"
+    done = call("run", "data.name=digits", "method=fedavg", "rounds=30", "seeds=[0,1]",
+                "--out", str(out))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    return out
+
+
+def test_a_run_writes_every_round_once(undisturbed: Path) -> None:
+    records = lines(undisturbed)
+    assert len(records) == 60
+    assert {(r["lane"], r["round"]) for r in records} == {
+        (lane, t) for lane in (0, 1) for t in range(30)
+    }
+    assert sorted(p.name for p in undisturbed.iterdir()) == [
+        "checkpoint.pt", "config.toml", "environment.json", "rounds.jsonl", "summary.json",
+    ]  # fmt: skip
+
+
+def test_killed_five_times_it_ends_with_the_same_records(undisturbed: Path, tmp_path: Path) -> None:
+    out, chance, kills = tmp_path / "b", random.Random(7), 0
+    command = [*RUN, "rounds=30", "seeds=[0,1]", "checkpoint.every=3", "--out", str(out), "--quiet"]
+    for _ in range(5):
+        process = subprocess.Popen(
+            [*command, "--resume"], cwd=ROOT, env=environment(), stderr=subprocess.PIPE
+        )
+        wait_for_round(out, process, chance.randrange(30))
+        time.sleep(chance.random() * 0.05)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate(timeout=60)
+    done = subprocess.run(
+        [*command, "--resume"], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert kills >= 1
+    assert lines(out) == lines(undisturbed)
+
+
+def wait_for_round(out: Path, process: subprocess.Popen[bytes], number: int) -> None:
+    """Wait until the run has gone a little further, at most a minute."""
+    deadline, rounds = time.monotonic() + 60, out / "rounds.jsonl"
+    while process.poll() is None and time.monotonic() < deadline:
+        if rounds.exists() and rounds.read_bytes().count(b"\n") > 2 * number:
+            return
+        time.sleep(0.005)
+
+
+def test_ctrl_c_ends_cleanly_and_the_run_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    command = [*RUN, "rounds=30", "seeds=[0,1]", "--out", str(out)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    wait_for_round(out, process, 4)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "--resume" in err
+    assert "Traceback" not in err
+    assert call("run", "--out", str(out), "--resume").returncode == 0
+    assert lines(out) == lines(undisturbed)
+
+
+BAD = [
+    (["run", "data.nam=digits"], "Did you mean 'data.name'"),
+    (["run", "method=fedavgg"], "Did you mean 'fedavg'"),
+    (["run", "method=no_such_module:build"], "no_such_module"),
+    (["run", "data.name=mnist"], "mnist"),
+    (["run", "selection.k=0"], "selection.k=0"),
+    (["run", "selection.k=1000"], "selection.k=1000"),
+    (["run", "visibility.cluster_size=1000"], "cluster_size=1000"),
+    (["run", "data.partition=label_skew", "data.classes_per_client=11"], "11"),
+    (["run", "data.alpha=0"], "data.alpha=0"),
+    (["run", "engine.device=tpu"], "engine.device='tpu'"),
+    (["run", "engine.precision=bf16", "engine.device=cpu"], "bf16"),
+    (["run", "preset=papr"], "papr"),
+    (["run", "no_such_file.toml"], "no_such_file.toml"),
+    (["run", "data.clients=5000"], "5000"),
+    (["run", "data.proxy=100000"], "100000"),
+    (["run", "visibility.kind=trace", "visibility.trace=nowhere.csv"], "nowhere.csv"),
+    (["run", "model.name=no_such_module:net"], "no_such_module"),
+    (["compare", "fedavg"], "at least two"),
+    (["data", "fetch", "mnist"], "mnist"),
+]
+
+
+@pytest.mark.parametrize(("words", "part"), BAD, ids=lambda v: " ".join(v)[:50])
+def test_mistakes_are_one_sentence_and_exit_code_2(
+    words: list[str], part: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    where = ["--out", str(out)] if words[0] != "data" else []
+    done = call(*words, *where, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+def test_missing_and_corrupt_data_files(tmp_path: Path) -> None:
+    done = call("run", "data.name=cifar10", "--out", str(tmp_path / "o"),
+                FEDGLIMPSE_DATA=str(tmp_path))  # fmt: skip
+    assert (done.returncode, "fedglimpse data fetch cifar10" in done.stderr) == (2, True)
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        (tmp_path / "cifar-10-batches-bin" / name).write_bytes(b"damaged")
+    done = call("run", "data.name=cifar10", "--out", str(tmp_path / "o"),
+                FEDGLIMPSE_DATA=str(tmp_path))  # fmt: skip
+    assert done.returncode == 2
+    assert "md5" in done.stderr.lower() or "checksum" in done.stderr.lower()
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_full_disk_ends_in_one_sentence(tmp_path: Path) -> None:
+    """A file-size limit stands in for a full disk: the checkpoint cannot be written."""
+    out = tmp_path / "o"
+    words = " ".join([*RUN, "rounds=6", "checkpoint.every=2", "--quiet", "--out", str(out)])
+    limited = f"trap '' XFSZ; ulimit -f 40; exec {words}"
+    done = subprocess.run(
+        ["bash", "-c", limited], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Could not write" in done.stderr
+    assert "--resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert call("run", "--out", str(out), "--resume").returncode == 0
+    assert [r["round"] for r in lines(out)] == list(range(6))
+
+
+def test_compare_prints_a_table(tmp_path: Path) -> None:
+    done = call("compare", "fedavg", "fedavg-window", "rounds=3", "seeds=[0,1]", "-q",
+                "--out", str(tmp_path / "c"))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "| fedavg-window |" in done.stdout
+    assert str(tmp_path / "c") in done.stdout
+    assert (tmp_path / "c" / "comparison.md").read_text() in done.stdout
+
+
+def test_the_other_commands_answer() -> None:
+    assert "fedavg-window" in call("methods").stdout
+    assert {m["name"] for m in json.loads(call("methods", "--json").stdout)} >= {"fedavg"}
+    assert "digits" in call("data", "status").stdout
+    assert "torch" in call("doctor").stdout
+    assert call("--version").stdout.startswith("fedglimpse ")
+
+
+def test_a_users_own_method_and_model(tmp_path: Path) -> None:
+    example = (ROOT / "examples" / "my_method.py").read_text()
+    assert len(example.splitlines()) < 50
+    (tmp_path / "my_method.py").write_text(example)
+    (tmp_path / "my_net.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.f = nn.Linear(64, 10)\n        self.drop = nn.Dropout(0.2)\n"
+        "    def forward(self, x):\n        return self.f(self.drop(x.flatten(1)))\n"
+    )
+    for name in ("a", "b"):  # twice: a dropout layer must not spoil reproducibility
+        done = call("run", "method=my_method:build", "model.name=my_net:Net", "rounds=3",
+                    "--out", name, cwd=tmp_path)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    records = lines(tmp_path / "a")
+    assert len(records) == 3
+    assert all("mean_norm" in r for r in records)
+    assert records == lines(tmp_path / "b")
