@@ -19,7 +19,7 @@ ALLOWED = {
     "layout": set(),
     "plugins": {"errors"},
     "needs": {"errors"},
-    "presets": set(),
+    "presets": {"rl"},
     "aggregate": {"errors", "types"},
     "sketch": {"errors", "rng"},
     "trace": {"errors", "rng"},
@@ -28,10 +28,12 @@ ALLOWED = {
     "data": {"errors", "rng"},
     "cost": {"needs"},
     "rl": {"errors", "rng", "types", "layout", "needs"},
-    "config": {"errors", "presets", "rl"},
+    "config": {"rl"},
+    "configure": {"config", "errors", "presets"},
     "sim": {"errors", "rng", "types", "layout", "needs", "data", "cost", "aggregate"},
     "methods": {
-        "aggregate", "config", "errors", "layout", "needs", "plugins", "rl", "rng", "types",
+        "aggregate", "config", "configure", "errors", "layout", "needs", "plugins", "rl", "rng",
+        "types",
     },
 }  # fmt: skip
 

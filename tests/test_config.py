@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedglimpse import config
+from fedglimpse import configure as config
 from fedglimpse.config import Config
 from fedglimpse.errors import UserError
 from fedglimpse.presets import PRESETS
@@ -98,9 +98,3 @@ def test_the_defaults_are_possible() -> None:
     for preset in PRESETS:
         for name in ("digits", "fashion", "cifar10", "har", "hapt", "synthetic"):
             check(config.resolve({"preset": preset, "data.name": name}))
-
-
-def test_with_values_changes_only_what_it_names() -> None:
-    made = Config().with_values(local__lr=0.5, rounds=3)
-    assert (made.local.lr, made.rounds) == (0.5, 3)
-    assert made.with_values(local__lr=0.01, rounds=100) == Config()

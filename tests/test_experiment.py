@@ -10,7 +10,7 @@ import torch
 
 import fedglimpse
 from fedglimpse.builder import build_world
-from fedglimpse.config import resolve
+from fedglimpse.configure import resolve
 from fedglimpse.experiment import Stopped, play_round, restore, run, snapshot
 
 SMALL = {"rounds": 4, "data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedglimpse import records
-from fedglimpse.config import resolve
+from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.records import RunFolder
 

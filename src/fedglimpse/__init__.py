@@ -1,7 +1,8 @@
 """Federated learning when the server can only see some of its clients each round."""
 
 from fedglimpse.aggregate import TemporalWindow, WeightedDelta
-from fedglimpse.config import Config, load
+from fedglimpse.config import Config
+from fedglimpse.configure import load
 from fedglimpse.errors import UserError
 from fedglimpse.experiment import Result, run
 from fedglimpse.methods.base import Setting, Stateless, random_slots, top_slots

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
 
-from fedglimpse import config as configuration
 from fedglimpse.compare import default_target, markdown, row_of
 from fedglimpse.config import Config
+from fedglimpse.configure import load
 from fedglimpse.data import fetch as fetching
 from fedglimpse.data import sources
 from fedglimpse.errors import UserError
@@ -186,7 +186,7 @@ def load_config(files: Sequence[Path], settings: Sequence[str]) -> Config:
     """Read at most one file and the settings after it."""
     if len(files) > 1:
         raise UserError(f"Two files were given, {files[0]} and {files[1]}: name one.")
-    return configuration.load(files[0] if files else None, settings)
+    return load(files[0] if files else None, settings)
 
 
 def default_folder(config: Config) -> Path:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedglimpse import config as configuration
 from fedglimpse.builder import build_world
 from fedglimpse.config import Config
+from fedglimpse.configure import resolve
 from fedglimpse.progress import Listener, Silent
 from fedglimpse.records import RunFolder
-from fedglimpse.sim.world import World
+from fedglimpse.sim.world import Lane, World
 from fedglimpse.summary import summarise
+from fedglimpse.types import Choice, View
 
 
 class Stopped(Exception):
@@ -55,7 +56,7 @@ def run(
         4
     """
     if not isinstance(config, Config):
-        config = configuration.resolve(config)
+        config = resolve(config)
     listener = listener or Silent()
     world = build_world(config)
     folder = None if out is None else RunFolder(Path(out))
@@ -90,7 +91,7 @@ def play_round(world: World, evaluate: bool) -> list[dict[str, Any]]:
     began = time.perf_counter()
     views = world.observe()
     choices = [
-        None if view is None else lane.method.selector.select(view, lane.k)
+        None if view is None else _choose(lane, view)
         for view, lane in zip(views, world.lanes, strict=True)
     ]
     outcomes = world.commit(choices)
@@ -101,6 +102,10 @@ def play_round(world: World, evaluate: bool) -> list[dict[str, Any]]:
     records = world.records(metrics, evaluate)
     seconds = (time.perf_counter() - began) / len(records)
     return [{**record, "seconds": seconds} for record in records]
+
+
+def _choose(lane: Lane, view: View) -> Choice:
+    return lane.method.selector.select(view, lane.method.budget(lane.k, view.num_visible))
 
 
 def snapshot(world: World) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedglimpse.rl.config import PRESETS as AGENT_PRESETS
+
 PRESETS: dict[str, dict[str, Any]] = {
     "tuned": {},
     "paper": {
@@ -34,6 +36,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregate.source": "raw",
     },
 }
+
+for _name, _values in AGENT_PRESETS.items():
+    PRESETS[_name] |= {f"agent.{key}": value for key, value in _values.items()}
 
 _SUBJECTS: dict[str, Any] = {"data.partition": "subject", "data.clients": 0, "rounds": 600}
 

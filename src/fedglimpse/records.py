@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from fedglimpse.config import Config, build, read_toml
+from fedglimpse.config import Config
+from fedglimpse.configure import build, read_toml
 from fedglimpse.errors import UserError
 from fedglimpse.version import VERSION
 

@@ -150,3 +150,8 @@ class Method:
     aggregator: Aggregator
     objective: LocalObjective = LocalObjective()
     schedule: Literal["parallel", "sequential"] = "parallel"  # sequential: each from the last
+    takes_all: bool = False  # may choose every visible client, whatever `selection.k` says
+
+    def budget(self, k: int, visible: int) -> int:
+        """Return how many of the visible clients may be chosen: `k`, or all."""
+        return visible if self.takes_all else k

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedglimpse.aggregate import TemporalWindow
-from fedglimpse.config import Config, options_of
+from fedglimpse.config import Config
+from fedglimpse.configure import options_of
 from fedglimpse.errors import UserError
 from fedglimpse.types import Choice, Method, Outcome, View
 
@@ -99,6 +100,11 @@ def require(ok: bool, option: str, value: object, wanted: str) -> None:
     """Raise UserError unless an option of a method has a value it can work with."""
     if not ok:
         raise UserError(f"options.{option}={value} is not possible: use {wanted}.")
+
+
+def one_of(option: str, value: str, *known: str) -> None:
+    """Raise UserError unless an option of a method is one of the known words."""
+    require(value in known, option, value, " or ".join(known))
 
 
 def weights_of(kind: str, slots: Tensor) -> Tensor | None:

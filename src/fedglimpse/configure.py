@@ -1,0 +1,122 @@
+"""Filling the configuration tree: presets, a TOML file, `key=value` words.
+
+In rising order: the defaults of `config.py`, what suits the dataset, the preset, the file, the
+words. An unknown key is an error that names the nearest one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from fedglimpse.config import Config, flatten
+from fedglimpse.errors import UserError, nearest
+from fedglimpse.presets import DATASET_DEFAULTS, PRESETS
+
+
+def load(file: Path | None = None, words: Iterable[str] = ()) -> Config:
+    """Build a configuration from a TOML file and `key=value` words, both optional."""
+    values = read_toml(file) if file is not None else {}
+    return resolve({**values, **parse_words(words)})
+
+
+def resolve(values: Mapping[str, Any]) -> Config:
+    """Build a configuration from dotted keys, filling in dataset and preset values."""
+    _check_names(values)
+    preset = str(values.get("preset", "tuned"))
+    if preset not in PRESETS:
+        raise UserError(
+            f"Unknown preset '{preset}'.{nearest(preset, PRESETS)} Known: {', '.join(PRESETS)}."
+        )
+    suited = DATASET_DEFAULTS.get(str(values.get("data.name", "digits")), {})
+    return build({**suited, **PRESETS[preset], **values})
+
+
+def build(values: Mapping[str, Any]) -> Config:
+    """Build a configuration from dotted keys over the plain defaults, checking types."""
+    _check_names(values)
+    return _fill(Config, values, "")
+
+
+def parse_words(words: Iterable[str]) -> dict[str, Any]:
+    """Read `key=value` words; a value is TOML where it parses as such, else a plain string."""
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise UserError(f"'{word}' is not of the form key=value, such as rounds=30.")
+        try:
+            values[name.strip()] = tomllib.loads(f"x = {text}")["x"]
+        except tomllib.TOMLDecodeError:
+            values[name.strip()] = text
+    return values
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file into dotted keys."""
+    try:
+        return flatten(tomllib.loads(file.read_text()))
+    except FileNotFoundError:
+        raise UserError(f"There is no file {file}: give the path of a TOML file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}.") from None
+
+
+def options_of(cls: type[Any], config: Config, preset: Mapping[str, Any] | None = None) -> Any:
+    """Read `options.*` into a method's own dataclass, checking names and types.
+
+    Args:
+        cls: the method's options, a dataclass of plain fields with defaults.
+        config: the run's configuration.
+        preset: what the configured preset says instead of the defaults.
+    """
+    values = {**(preset or {}), **config.options}
+    known = [item.name for item in dataclasses.fields(cls)]
+    for name in values:
+        if name not in known:
+            hint = nearest(name, known) or f" It has: {', '.join(known) or 'none'}."
+            raise UserError(f"method={config.method} has no option 'options.{name}'.{hint}")
+    return _fill(cls, {f"options.{name}": value for name, value in values.items()}, "options.")
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    known = Config().flat()
+    for name in values:
+        if name not in known and not name.startswith("options."):
+            raise UserError(f"Unknown key '{name}'.{nearest(name, known)}")
+
+
+def _fill(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
+    hints = get_type_hints(cls)
+    arguments = {}
+    for item in dataclasses.fields(cls):
+        name = f"{prefix}{item.name}"
+        if name == "options":
+            own = {k: v for k, v in values.items() if k.startswith("options.")}
+            arguments[item.name] = {k.removeprefix("options."): v for k, v in own.items()}
+        elif dataclasses.is_dataclass(hints[item.name]):
+            arguments[item.name] = _fill(hints[item.name], values, f"{name}.")
+        elif name in values:
+            arguments[item.name] = _typed(name, values[name], hints[item.name])
+    return cls(**arguments)
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the type of the field, or raise UserError."""
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        if isinstance(value, list | tuple):
+            return tuple(_typed(name, v, inner) for v in value)
+        raise UserError(f"{name}={value!r} must be a list, such as {name}=[0,1].")
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(h for h in get_args(hint) if h is not type(None))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is hint:
+        return value
+    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    raise UserError(f"{name}={value!r} must be {wanted[hint]}.")

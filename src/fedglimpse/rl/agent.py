@@ -1,0 +1,195 @@
+"""The agent: eyes (history, scales), mind (two Q-networks) and memory (replay) put together."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedglimpse import rng
+from fedglimpse.rl import policy as policies
+from fedglimpse.rl.attention import entropy
+from fedglimpse.rl.config import AgentConfig
+from fedglimpse.rl.dqn import Batch, DoubleDQN, class_scores
+from fedglimpse.rl.flops import forward_flops, update_flops
+from fedglimpse.rl.history import History, RunningScale
+from fedglimpse.rl.observation import Observation, client_features, finite
+from fedglimpse.rl.qnet import QNetwork
+from fedglimpse.rl.replay import Replay
+from fedglimpse.types import View
+
+
+class Glance(NamedTuple):
+    """What the agent makes of a view."""
+
+    clients: Tensor  # [V, F] features as the network read them
+    sketch: Tensor  # [D] of the global model
+    scores: Tensor  # [V] Q, on the CPU
+    entropy: float | None  # of the cross-attention, None without one
+    flops: int
+
+
+class Lesson(NamedTuple):
+    """What an agent did to its networks in one round."""
+
+    td_loss: float | None  # mean over the mini-batches, None before learning starts
+    flops: int
+
+
+class Agent:
+    """Scores visible clients and learns from rounds; knows nothing about how sets are picked."""
+
+    def __init__(
+        self, config: AgentConfig, *, sketch_dim: int, num_classes: int, seed: int, device: str
+    ) -> None:
+        """Start without experience (Algorithm 1, lines 2-4).
+
+        Args:
+            config: every choice of the agent.
+            sketch_dim: D, floats of a client's and of the global sketch.
+            num_classes: C.
+            seed: of the run.
+            device: where the networks live; memories stay on the CPU.
+        """
+        self.config, self.seed, self.device = config, seed, torch.device(device)
+        self.known = 0  # ids below this one have been seen
+        self._sizes = {"sketch_dim": sketch_dim, "num_classes": num_classes}
+        features = 3 if config.input == "scalar" else sketch_dim
+        outputs = num_classes if config.q_output == "per_class" else 1
+        self._shape = {"features": features, "sketch_dim": sketch_dim, "outputs": outputs}
+        self.net = QNetwork(config, features=features, seed=seed, **self._sizes).to(self.device)
+        self.learner = build_learner(self.net, config)
+        self.history = History(config.history, sketch_dim)
+        self.scale = RunningScale(sketch_dim)
+        self.replay = Replay(
+            config.buffer,
+            features=features,
+            rewards=outputs,
+            history=config.history,
+            n_step=config.n_step,
+            gamma=config.gamma,
+            reset_on_gap=config.reset_on_gap,
+            **self._sizes,
+        )
+
+    def look(self, view: View) -> Glance:
+        """Build the observation of Algorithm 1, line 7, and score every visible client."""
+        sketch = finite(view.server["global_sketch"].float())
+        if self.history.push(sketch, view.round_num):
+            self.scale.add(sketch)
+        self._make_room(int(view.ids.max()) + 1)
+        clients = client_features(view, self.config.input, self.config.standardise)
+        mask = torch.ones(1, view.num_visible, dtype=torch.bool)
+        past, past_mask = self.history.window()
+        obs = self._ready(
+            Observation(clients[None], view.ids[None], mask, past[None], past_mask[None])
+        )
+        with torch.no_grad():
+            q, weights = self.net.explain(obs)
+        scores = class_scores(q, self.config.per_class_score)[0].cpu()
+        spread = None if weights is None else float(entropy(weights, obs.mask))
+        return Glance(clients, sketch, scores, spread, self._forward_flops(obs))
+
+    def learn(self, round_num: int) -> Lesson:
+        """Run Algorithm 2 after a round was added to `replay`."""
+        if len(self.replay.starts()) < self.config.learn_start:
+            return Lesson(None, 0)
+        losses, flops = [], 0
+        for i in range(self.config.updates_per_round):
+            generator = rng.generator(self.seed, "replay", round_num, i)
+            batch = self._ready_batch(self.replay.sample(self.config.batch_size, generator))
+            extra = (lambda b=batch: self._histogram_loss(b)) if self.config.aux_weight else None
+            losses.append(self.learner.update(batch, extra))
+            now, later = self._forward_flops(batch.obs), self._forward_flops(batch.next_obs)
+            flops += update_flops(now, later)
+        return Lesson(float(torch.stack(losses).mean()) if losses else None, flops)
+
+    def _ready(self, obs: Observation) -> Observation:
+        """Standardise the history as of now and bring the tensors to the networks."""
+        if self.config.normalise_history:
+            obs = obs._replace(history=self.scale(obs.history))
+        return obs.to(self.device)
+
+    def _ready_batch(self, batch: Batch) -> Batch:
+        moved = {
+            name: value.to(self.device)
+            for name, value in batch._asdict().items()
+            if isinstance(value, Tensor)
+        }
+        return batch._replace(
+            obs=self._ready(batch.obs), next_obs=self._ready(batch.next_obs), **moved
+        )
+
+    def _histogram_loss(self, batch: Batch) -> Tensor:
+        """Return the auxiliary loss of the release; rounds without a histogram do not count."""
+        assert batch.histogram is not None
+        known = batch.histogram.isfinite().all(dim=1)
+        wanted = batch.histogram[known]
+        if not len(wanted):
+            return torch.zeros((), device=self.device)
+        loss = F.l1_loss(self.net.histogram(batch.obs)[known], wanted)
+        return self.config.aux_weight * loss
+
+    def _make_room(self, rows: int) -> None:
+        """Let the identity tables know clients up to id `rows` - 1."""
+        self.known = max(self.known, rows)
+        if self.net.identity.grow(rows):
+            self.learner.target.identity.grow(rows)
+            self.learner.fit_optimizer()
+
+    def _forward_flops(self, obs: Observation) -> int:
+        sets, visible = obs.mask.shape
+        return forward_flops(self.config, sets=sets, visible=visible, **self._shape)
+
+    def policy(self) -> dict[str, Any]:
+        """Return the artefact another run can load."""
+        packed = policies.pack(self.net, self.config, self._sizes, self.known)
+        return packed | {"scale": self.scale.state_dict()}
+
+    def load_policy(self, policy: dict[str, Any], keep_scale: bool = False) -> None:
+        """Take over a policy's network, for both the online and the target network.
+
+        Args:
+            policy: of `policy()`.
+            keep_scale: also take over the statistics of the global sketches; right only where
+                this run continues the same model. Otherwise the run measures its own.
+        """
+        policies.check(policy, self.config, self._sizes)
+        policies.unpack(policy, self.net)
+        self.known = max(self.known, policy["known_ids"])
+        self.learner = build_learner(self.net, self.config)
+        if keep_scale:
+            self.scale.load_state_dict(policy["scale"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue: tensors and plain values, copied."""
+        parts = ("learner", "replay", "history", "scale")
+        state = {name: getattr(self, name).state_dict() for name in parts}
+        return deepcopy(state | {"known": self.known})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        state = deepcopy(state)
+        self.known = state.pop("known")
+        for name, part in state.items():
+            getattr(self, name).load_state_dict(part)
+
+
+def build_learner(net: QNetwork, config: AgentConfig) -> DoubleDQN[QNetwork]:
+    """Return a fresh learner around `net`, with the target as a copy of it."""
+    weight = getattr(net.identity, "weight", None)
+    spared = [weight] if isinstance(weight, nn.Parameter) and not config.identity_decay else []
+    return DoubleDQN(
+        net,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        tau=config.tau,
+        grad_clip=config.grad_clip,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        score=config.per_class_score,
+        undecayed=spared,
+    )

@@ -1,0 +1,168 @@
+"""Every choice of the agent in one place, and the three presets that differ in them.
+
+The defaults are preset `tuned`. `paper` follows the paper's text wherever it speaks, `released` the
+authors' program (its bugs stay fixed). The window of temporal averaging is not here: it belongs to
+the aggregator, so that history, n-step horizon and window can be set apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedglimpse.errors import UserError, nearest
+
+REWARD_MAX = 1.0  # F1 and accuracy never exceed one
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Settings of the attention Q-network agent, `agent.*` in a user's configuration."""
+
+    # What the agent sees.
+    input: str = "grad"  # grad (sketch of the update), abs (of the weights), scalar
+    standardise: bool = True  # z-score client features within the visible set
+    normalise_history: bool = True  # running standardisation of the global sketches
+    history: int = 5  # H: global sketches before the current one
+
+    # The Q-network.
+    d_token: int = 128  # width of a token
+    heads: int = 2  # attention heads; must divide d_token
+    encoder: str = "attention"  # attention; mlp: the ablation without any attention
+    spatial_attention: bool = True  # False: clients do not look at each other
+    temporal_attention: bool = True  # False: the history branch is cut off
+    identity: str = "table"  # client memory, Eq. (idemb): table, hashed, none
+    identity_dim: int = 32  # d_emb
+    identity_buckets: int = 4096  # rows of the hashed form
+    identity_decay: bool = False  # weight decay on identities; it erases clients seldom seen
+    advantage_context: bool = True  # the advantage head also reads the pooled visible set
+    q_output: str = "scalar"  # scalar: one Q per client; per_class: one per client and class
+    per_class_score: str = "mean"  # how per-class Qs rank clients: mean, min
+    q_clip: str = "none"  # none, tanh, clamp: bound |Q| by r_max / (1 - gamma)
+
+    # Learning.
+    n_step: int = 5  # rewards in a target before bootstrapping
+    gamma: float = 0.9  # discount
+    tau: float = 0.005  # soft update of the target network, after every mini-batch
+    buffer: int = 600  # rounds the replay store holds
+    reset_on_gap: bool = False  # True: no n-step return across missing round numbers
+    batch_size: int = 32  # transitions in a mini-batch
+    updates_per_round: int = 5  # b: mini-batches after every round
+    learn_start: int = 32  # first update once so many transitions can be sampled: one full batch
+    optimizer: str = "adam"  # adam, sgd
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    grad_clip: float = 1.0  # largest gradient norm; 0 switches clipping off
+    loss: str = "smooth_l1"  # smooth_l1, mse
+    aux_weight: float = 0.0  # weight of predicting the global model's proxy class histogram
+    frozen: bool = False  # act greedily and never learn
+
+    # Exploration.
+    exploration: str = "all"  # all: a random set; partial: only `partial_random` of it
+    epsilon_decay: float = 0.005  # e in max(epsilon_min, 1 - e t)
+    epsilon_min: float = 0.1
+    partial_random: int = 2  # m: random picks of the partial rule
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                hint = nearest(str(value), allowed)
+                raise UserError(
+                    f"agent.{name}={value!r} is unknown.{hint} Use {', '.join(allowed)}."
+                )
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be >= {least}.")
+        if self.d_token % self.heads:
+            raise UserError(
+                f"agent.heads is {self.heads}, which does not divide agent.d_token {self.d_token}."
+            )
+        if not 0.0 <= self.gamma < 1.0:
+            raise UserError(f"agent.gamma is {self.gamma}; it must lie in [0, 1).")
+        if self.buffer <= self.n_step + self.history:
+            raise UserError(
+                f"agent.buffer is {self.buffer}; it must exceed agent.n_step + agent.history = "
+                f"{self.n_step + self.history}, or nothing can be sampled."
+            )
+
+    @property
+    def q_bound(self) -> float | None:
+        """Largest return the reward allows, or None where Q is not clipped."""
+        return None if self.q_clip == "none" else REWARD_MAX / (1.0 - self.gamma)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the selector must be shown, see `fedglimpse.needs`."""
+        extra = {"proxy_histogram"} if self.aux_weight > 0 else set()
+        return frozenset({*CLIENT_REPORTS[self.input], "global_sketch", "reward", *extra})
+
+
+CLIENT_REPORTS: dict[str, tuple[str, ...]] = {
+    "grad": ("delta_sketch",),
+    "abs": ("sketch",),
+    "scalar": ("update_norm", "train_loss"),  # and the sizes, which every view carries
+}
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "input": ("grad", "abs", "scalar"),
+    "encoder": ("attention", "mlp"),
+    "identity": ("table", "hashed", "none"),
+    "q_output": ("scalar", "per_class"),
+    "per_class_score": ("mean", "min"),
+    "q_clip": ("none", "tanh", "clamp"),
+    "optimizer": ("adam", "sgd"),
+    "loss": ("smooth_l1", "mse"),
+    "exploration": ("all", "partial"),
+}
+
+LEAST: dict[str, int] = {  # smallest allowed value of the integer settings
+    "history": 1,
+    "heads": 1,
+    "d_token": 1,
+    "identity_dim": 1,
+    "identity_buckets": 1,
+    "n_step": 1,
+    "batch_size": 1,
+    "updates_per_round": 0,
+    "learn_start": 1,
+    "partial_random": 1,
+}
+
+ARCHITECTURE: tuple[str, ...] = (  # a policy fits only an agent that agrees on all of these
+    "input",
+    "history",
+    "d_token",
+    "heads",
+    "encoder",
+    "spatial_attention",
+    "temporal_attention",
+    "identity",
+    "identity_dim",
+    "identity_buckets",
+    "advantage_context",
+    "q_output",
+)
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tuned": {},
+    "paper": {
+        "input": "abs",
+        "standardise": False,
+        "normalise_history": False,
+        "advantage_context": False,
+        "loss": "mse",
+        "optimizer": "sgd",
+    },
+    "released": {
+        "input": "scalar",
+        "q_output": "per_class",
+        "gamma": 0.97,
+        "tau": 0.0075,
+        "buffer": 640,
+        "aux_weight": 0.15,
+        "exploration": "partial",
+        "learn_start": 39,
+        "identity_decay": True,
+    },
+}

@@ -1,0 +1,65 @@
+"""A trained policy as an artefact: what travels from one run to another.
+
+A policy is the online network with its settings. It holds no replay store and no optimizer state,
+so it is small and says nothing about single rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fedglimpse.errors import UserError
+from fedglimpse.rl.config import ARCHITECTURE, AgentConfig
+from fedglimpse.rl.identity import TableIdentity
+from fedglimpse.rl.qnet import QNetwork
+
+_TABLE = "identity.weight"
+_AUXILIARY = "histogram_head."
+
+
+def pack(net: QNetwork, config: AgentConfig, sizes: dict[str, int], known: int) -> dict[str, Any]:
+    """Describe a policy with tensors and plain values only.
+
+    Args:
+        net: the online network.
+        config: what it was built with.
+        sizes: the other numbers it was built with: "sketch_dim" and "num_classes".
+        known: ids below this one were seen; rows of the identity table beyond it mean nothing.
+    """
+    weights = {name: value.detach().cpu().clone() for name, value in net.state_dict().items()}
+    if isinstance(net.identity, TableIdentity):
+        weights[_TABLE] = weights[_TABLE][:known].clone()
+    return {"agent": asdict(config), **sizes, "known_ids": known, "network": weights}
+
+
+def check(policy: dict[str, Any], config: AgentConfig, sizes: dict[str, int]) -> None:
+    """Raise UserError where the policy does not fit an agent built from `config` and `sizes`."""
+    pairs = {f"agent.{key}": (policy["agent"][key], getattr(config, key)) for key in ARCHITECTURE}
+    pairs["sketch_dim"] = (policy["sketch_dim"], sizes["sketch_dim"])
+    if config.q_output == "per_class":
+        pairs["num_classes"] = (policy["num_classes"], sizes["num_classes"])
+    for key, (theirs, ours) in pairs.items():
+        if theirs != ours:
+            raise UserError(
+                f"The policy was trained with {key}={theirs}, this run has {key}={ours}: "
+                f"set {key}={theirs} or load another policy."
+            )
+
+
+def unpack(policy: dict[str, Any], net: QNetwork) -> None:
+    """Copy a policy's weights into `net`; clients it never met keep their fresh identities."""
+    own, weights = net.state_dict(), dict(policy["network"])
+    if isinstance(net.identity, TableIdentity):
+        known = weights[_TABLE]
+        net.identity.grow(len(known))
+        table = net.identity.weight.detach().clone()
+        table[: len(known)] = known
+        weights[_TABLE] = table
+    for name in {*own, *weights}:  # the auxiliary head only helps training: optional
+        fits = name in own and name in weights and own[name].shape == weights[name].shape
+        if name.startswith(_AUXILIARY) and not fits:
+            weights.pop(name, None)
+            if name in own:
+                weights[name] = own[name]
+    net.load_state_dict(weights)

@@ -1,0 +1,165 @@
+"""Rounds the agent remembers, in preallocated tensors: Algorithm 2, lines 1 and 3.
+
+One row per round. What several transitions share is not stored twice: the history window and the
+n-step return (Eq. multistep_target) are gathered from single rows at the moment of sampling.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedglimpse.rl.dqn import Batch
+from fedglimpse.rl.observation import Observation
+
+
+class Round(NamedTuple):
+    """One finished round."""
+
+    clients: Tensor  # [V, F] features of the visible clients
+    ids: Tensor  # [V]
+    chosen: Tensor  # [V] True where the client's update was used
+    sketch: Tensor  # [D] of the global model the round began with
+    reward: Tensor  # [R] one reward, or one per class
+    histogram: Tensor  # [C] proxy predictions of the global model; NaN where unknown
+    round_num: int
+    k: int  # budget of the choice
+
+
+class Replay:
+    """A ring of rounds from which n-step transitions are drawn."""
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        features: int,
+        sketch_dim: int,
+        rewards: int,
+        num_classes: int,
+        history: int,
+        n_step: int,
+        gamma: float,
+        reset_on_gap: bool = False,
+        max_visible: int = 16,
+    ) -> None:
+        """Allocate.
+
+        Args:
+            capacity: rounds that are kept.
+            features: F.
+            sketch_dim: D.
+            rewards: R, 1 or C.
+            num_classes: C.
+            history: H, rounds before a transition that its observation shows.
+            n_step: rounds between an observation and the one it bootstraps from.
+            gamma: discount.
+            reset_on_gap: consecutive means consecutive round numbers, not recorded rounds.
+            max_visible: V to begin with; doubles when a larger set arrives.
+        """
+        self.capacity, self.history, self.n_step = capacity, history, n_step
+        self.gamma, self.reset_on_gap = gamma, reset_on_gap
+        self.count = 0  # rounds ever added; entry number e lies in row e % capacity
+        self._rows: dict[str, Tensor] = {
+            "clients": torch.zeros(capacity, max_visible, features),
+            "ids": torch.zeros(capacity, max_visible, dtype=torch.int64),
+            "mask": torch.zeros(capacity, max_visible, dtype=torch.bool),
+            "chosen": torch.zeros(capacity, max_visible, dtype=torch.bool),
+            "sketch": torch.zeros(capacity, sketch_dim),
+            "reward": torch.zeros(capacity, rewards),
+            "histogram": torch.full((capacity, num_classes), torch.nan),
+            "round_num": torch.zeros(capacity, dtype=torch.int64),
+            "k": torch.zeros(capacity, dtype=torch.int64),
+        }
+
+    @property
+    def oldest(self) -> int:
+        """Entry number of the oldest round still there."""
+        return max(self.count - self.capacity, 0)
+
+    def add(self, item: Round) -> None:
+        """Store a round over the oldest one."""
+        visible, row, rows = len(item.ids), self.count % self.capacity, self._rows
+        while visible > rows["ids"].shape[1]:
+            self._widen()
+        for name in ("clients", "ids", "chosen"):
+            rows[name][row].zero_()
+            rows[name][row, :visible] = getattr(item, name)
+        rows["mask"][row] = torch.arange(rows["mask"].shape[1]) < visible
+        for name in ("sketch", "reward", "histogram", "round_num", "k"):
+            rows[name][row] = getattr(item, name)
+        self.count += 1
+
+    def starts(self) -> Tensor:
+        """Entry numbers of the transitions that can be sampled, oldest first.
+
+        Entry t needs entry t + n to exist, and a choice that was carried out.
+        """
+        entries = torch.arange(self.oldest, max(self.count - self.n_step, self.oldest))
+        rows = entries % self.capacity
+        keep = self._rows["chosen"][rows].any(dim=1)
+        if self.reset_on_gap:
+            later = self._rows["round_num"][(entries + self.n_step) % self.capacity]
+            keep &= later - self._rows["round_num"][rows] == self.n_step
+        return entries[keep]
+
+    def sample(self, size: int, generator: torch.Generator) -> Batch:
+        """Draw up to `size` different transitions."""
+        starts = self.starts()
+        return self.gather(starts[torch.randperm(len(starts), generator=generator)[:size]])
+
+    def gather(self, entries: Tensor) -> Batch:
+        """Build the transitions that begin at the given entry numbers `[B]`."""
+        rows, n = entries % self.capacity, self.n_step
+        powers = self.gamma ** torch.arange(n, dtype=torch.float32)  # [n]
+        steps = (entries[:, None] + torch.arange(n)) % self.capacity  # [B, n]
+        returns = (self._rows["reward"][steps] * powers[:, None]).sum(dim=1)  # [B, R]
+        obs, after = self._observe(entries), self._observe(entries + n)
+        return Batch(
+            obs=obs,
+            chosen=self._rows["chosen"][rows][:, : obs.mask.shape[1]],
+            returns=returns.squeeze(1),
+            discount=torch.full((len(entries),), self.gamma**n),
+            next_obs=after,
+            next_k=self._rows["k"][(entries + n) % self.capacity],
+            histogram=self._rows["histogram"][rows],
+        )
+
+    def _observe(self, entries: Tensor) -> Observation:
+        rows = entries % self.capacity
+        mask = self._rows["mask"][rows]
+        width = int(mask.sum(dim=1).max())  # no wider than this batch needs
+        window = entries[:, None] + torch.arange(-self.history, 1)  # [B, H+1] entry numbers
+        return Observation(
+            clients=self._rows["clients"][rows, :width],
+            ids=self._rows["ids"][rows, :width],
+            mask=mask[:, :width],
+            history=self._rows["sketch"][window % self.capacity],
+            history_mask=window >= self.oldest,
+        )
+
+    def _widen(self) -> None:
+        """Double the room for visible clients."""
+        for name in ("clients", "ids", "mask", "chosen"):
+            old = self._rows[name]
+            self._rows[name] = torch.cat([old, torch.zeros_like(old)], dim=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue; only rows in use."""
+        used = min(self.count, self.capacity)
+        return {
+            "count": self.count,
+            "rows": {name: rows[:used].clone() for name, rows in self._rows.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        while self._rows["ids"].shape[1] < state["rows"]["ids"].shape[1]:
+            self._widen()
+        self.count = state["count"]
+        for name, saved in state["rows"].items():
+            room = self._rows[name]
+            room.zero_()
+            room[(slice(0, len(saved)), *map(slice, saved.shape[1:]))] = saved
