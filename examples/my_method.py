@@ -1,6 +1,6 @@
 """Your own method in one file: choose the visible clients whose update is largest.
 
-    fedglimpse run method=my_method:build data.name=digits rounds=30 --out runs/mine
+Run it: fedglimpse run method=my_method:build data.name=digits rounds=30 --out runs/mine
 """
 
 import torch

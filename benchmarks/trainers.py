@@ -1,0 +1,134 @@
+"""Local training of one round: a plain PyTorch loop beside this package's trainers, in one run.
+
+    python benchmarks/trainers.py [--repeats 5] [--threads 2]
+
+Variants take turns, so that a slow moment of the machine hits all of them; the figure is the median
+of the repeats, and what counts is the ratio to the plain loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedglimpse.builder import has_convolutions
+from fedglimpse.layout import Layout
+from fedglimpse.nets import fashion_cnn, har_mlp
+from fedglimpse.sim.batched import BatchedTrainer
+from fedglimpse.sim.jobs import Examples, Jobs, Recipe
+from fedglimpse.sim.serial import SerialTrainer
+
+RESULTS = Path(__file__).parent / "results" / "trainers.json"
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    samples: int
+
+
+CASES = (
+    Case("fashion_cnn, 5 clients x 600", fashion_cnn, (1, 28, 28), 10, 5, 600),
+    Case("har_mlp, 10 clients x 350", har_mlp, (561,), 6, 10, 350),
+)
+RECIPE = Recipe(optimizer="sgd", lr=0.01, batch_size=64, epochs=3)
+
+
+def plain_loop(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor) -> list[nn.Module]:
+    """What a careful user writes: tensors in memory, no data loader, one client at a time."""
+    trained = []
+    for client in rows:
+        local = copy.deepcopy(model).train()
+        optimizer = torch.optim.SGD(local.parameters(), lr=RECIPE.lr)
+        for _ in range(RECIPE.epochs):
+            order = client[torch.randperm(len(client))]
+            for batch in order.split(RECIPE.batch_size):
+                optimizer.zero_grad()
+                F.cross_entropy(local(x[batch]), y[batch]).backward()
+                optimizer.step()
+        trained.append(local)
+    return trained
+
+
+def measure(case: Case, repeats: int) -> dict[str, float]:
+    """Return the median seconds of every variant."""
+    total = case.clients * case.samples
+    x, y = torch.rand(total, *case.shape), torch.randint(case.classes, (total,))
+    rows = torch.arange(total).view(case.clients, case.samples)
+    model = case.model()
+    start = Layout.of(model).read(model)[None]
+    jobs = Jobs.plain(rows, keys=torch.arange(case.clients))
+    examples = Examples(x, y, augment=False)
+    convolutions = has_convolutions(model)
+    serial = SerialTrainer(copy.deepcopy(model), examples, RECIPE, channels_last=convolutions)
+    batched = BatchedTrainer(copy.deepcopy(model), examples, RECIPE)
+    variants: dict[str, Callable[[], object]] = {
+        "plain loop": lambda: plain_loop(model, x, y, rows),
+        "serial": lambda: serial.train(start, jobs),
+        "batched": lambda: batched.train(start, jobs),
+    }
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for repeat in range(repeats + 1):
+        for name, variant in variants.items():
+            began = time.perf_counter()
+            variant()
+            if repeat:  # the first turn warms up
+                times[name].append(time.perf_counter() - began)
+    return {name: median(values) for name, values in times.items()}
+
+
+def cpu_name() -> str:
+    """Return the processor's name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def commit() -> str:
+    """Return the commit this was measured at, if known."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    results = {}
+    for case in CASES:
+        seconds = measure(case, arguments.repeats)
+        default = "serial" if has_convolutions(case.model()) else "batched"
+        ratios = {name: value / seconds["plain loop"] for name, value in seconds.items()}
+        results[case.name] = {"seconds": seconds, "ratio": ratios, "default": default}
+        for name, value in seconds.items():
+            mark = "  <- default on a CPU" if name == default else ""
+            print(f"{case.name:30} {name:12} {value:7.3f} s  ratio {ratios[name]:.2f}{mark}")
+    RESULTS.parent.mkdir(exist_ok=True)
+    facts = {"torch": torch.__version__, "cpu": cpu_name(), "threads": arguments.threads}
+    RESULTS.write_text(json.dumps({**facts, "commit": commit(), "results": results}, indent=1))
+    print(f"results: {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+spec = importlib.util.spec_from_file_location("update_docs", ROOT / "tools" / "update_docs.py")
+assert spec is not None
+assert spec.loader is not None
+update_docs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(update_docs)
+
+
+@pytest.mark.parametrize("name", update_docs.TABLES)
+def test_generated_tables_are_current(name: str) -> None:
+    path, text = update_docs.updated(name)
+    assert path.read_text() == text, "run python tools/update_docs.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target

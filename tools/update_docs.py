@@ -1,0 +1,82 @@
+"""Rewrite the generated tables in docs/: python tools/update_docs.py [--check].
+
+A generated table stands between `<!-- name:begin -->` and `<!-- name:end -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from fedglimpse.needs import CATALOGUE, Need, Sizes
+
+ROOT = Path(__file__).parents[1]
+SIZES = Sizes(state=5, sketch=7, proxy=11, classes=13)
+LETTERS = {0: "–", 1: "1", 5: "d", 7: "D", 11 * 13: "P·C"}
+
+
+def needs_table() -> str:
+    """Every report a method can ask for."""
+    head = "| name | phase | what it is | floats up |\n|---|---|---|---|\n"
+
+    def sent(need: Need) -> str:
+        return "the whole update" if need.uploads_model else LETTERS[need.up(SIZES)]
+
+    return head + "\n".join(
+        f"| `{name}` | {need.phase}{', oracle' if need.oracle else ''} | {need.meaning} | "
+        f"{sent(need)} |"
+        for name, need in CATALOGUE.items()
+    )
+
+
+def trainers_table() -> str:
+    """The trainers' times from benchmarks/results/trainers.json."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "trainers.json").read_text())
+    lines = [
+        f"`python benchmarks/trainers.py` on {found['cpu']}, {found['threads']} threads, "
+        f"torch {found['torch']}; median seconds of local training, and ratio to the plain loop:",
+        "",
+        "| case | plain PyTorch loop | serial | batched | `auto` picks |",
+        "|---|---|---|---|---|",
+    ]
+    for case, result in found["results"].items():
+        cells = [
+            f"{result['seconds'][name]:.2f} s ({result['ratio'][name]:.2f})"
+            for name in ("plain loop", "serial", "batched")
+        ]
+        lines.append(f"| {case} | {' | '.join(cells)} | {result['default']} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "needs": ("docs/add-a-method.md", needs_table),
+    "trainers": ("docs/simulator.md", trainers_table),
+}
+
+
+def updated(name: str) -> tuple[Path, str]:
+    """Return a page and what it should say."""
+    page, make = TABLES[name]
+    path = ROOT / page
+    before, begin, rest = path.read_text().partition(f"<!-- {name}:begin -->")
+    _, end, after = rest.partition(f"<!-- {name}:end -->")
+    return path, f"{before}{begin}\n{make()}\n{end}{after}"
+
+
+def main() -> None:
+    """Rewrite, or with --check only say what is stale."""
+    stale = 0
+    for name in TABLES:
+        path, text = updated(name)
+        if path.read_text() != text:
+            stale += 1
+            print(f"{path}: table '{name}' is stale")
+            if "--check" not in sys.argv:
+                path.write_text(text)
+    sys.exit(stale if "--check" in sys.argv else 0)
+
+
+if __name__ == "__main__":
+    main()
