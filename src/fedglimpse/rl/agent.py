@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,8 @@ from fedglimpse.rl.observation import Observation, client_features, finite
 from fedglimpse.rl.qnet import QNetwork
 from fedglimpse.rl.replay import Replay
 from fedglimpse.types import View
+
+_PARTS = ("learner", "replay", "history", "scale")  # what a saved agent consists of
 
 
 class Glance(NamedTuple):
@@ -90,22 +91,27 @@ class Agent:
         with torch.no_grad():
             q, weights = self.net.explain(obs)
         scores = class_scores(q, self.config.per_class_score)[0].cpu()
-        spread = None if weights is None else float(entropy(weights, obs.mask))
+        spread = None if weights is None else float(entropy(weights))
         return Glance(clients, sketch, scores, spread, self._forward_flops(obs))
 
     def learn(self, round_num: int) -> Lesson:
         """Run Algorithm 2 after a round was added to `replay`."""
-        if len(self.replay.starts()) < self.config.learn_start:
+        starts, times = self.replay.starts(), self.config.updates_per_round
+        if len(starts) < self.config.learn_start or not times:
             return Lesson(None, 0)
-        losses, flops = [], 0
-        for i in range(self.config.updates_per_round):
-            generator = rng.generator(self.seed, "replay", round_num, i)
-            batch = self._ready_batch(self.replay.sample(self.config.batch_size, generator))
-            extra = (lambda b=batch: self._histogram_loss(b)) if self.config.aux_weight else None
+        draws = (rng.generator(self.seed, "replay", round_num, i) for i in range(times))
+        size = min(self.config.batch_size, len(starts))
+        entries = torch.cat(
+            [starts[torch.randperm(len(starts), generator=g)[:size]] for g in draws]
+        )
+        joined = self._ready_batch(self.replay.gather(entries))  # all mini-batches in one go
+        losses = []
+        for i in range(times):
+            batch = joined.rows(slice(i * size, (i + 1) * size))
+            extra = self._histogram_loss(batch) if self.config.aux_weight else None
             losses.append(self.learner.update(batch, extra))
-            now, later = self._forward_flops(batch.obs), self._forward_flops(batch.next_obs)
-            flops += update_flops(now, later)
-        return Lesson(float(torch.stack(losses).mean()) if losses else None, flops)
+        now, later = self._forward_flops(joined.obs), self._forward_flops(joined.next_obs)
+        return Lesson(float(torch.stack(losses).mean()), update_flops(now, later))
 
     def _ready(self, obs: Observation) -> Observation:
         """Standardise the history as of now and bring the tensors to the networks."""
@@ -166,16 +172,13 @@ class Agent:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue: tensors and plain values, copied."""
-        parts = ("learner", "replay", "history", "scale")
-        state = {name: getattr(self, name).state_dict() for name in parts}
-        return deepcopy(state | {"known": self.known})
+        return {name: getattr(self, name).state_dict() for name in _PARTS} | {"known": self.known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        state = deepcopy(state)
-        self.known = state.pop("known")
-        for name, part in state.items():
-            getattr(self, name).load_state_dict(part)
+        self.known = state["known"]
+        for name in _PARTS:
+            getattr(self, name).load_state_dict(state[name])
 
 
 def build_learner(net: QNetwork, config: AgentConfig) -> DoubleDQN[QNetwork]:

@@ -1,6 +1,9 @@
 """How client tokens take in each other and the history: the paper's Eq. (attnlayers).
 
-Masks never hold a whole row at minus infinity: blocked scores get a finite value whose
+Tokens travel as `[T, B, d]`, so that heads fold into the batch without a copy: for the handful of
+tokens of a visible set, copies would cost more than the products.
+
+Masks never hold a whole row at minus infinity: a blocked score is lowered by a finite amount whose
 exponential is exactly zero in float32, so that a row with nothing to look at cannot become NaN.
 """
 
@@ -12,46 +15,53 @@ from torch import Tensor, nn
 _BLOCKED = -1e9
 
 
-class Attention(nn.Module):
-    """Multi-head attention as the paper writes it in Eq. (attn): no output projection."""
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Softmax(q k / sqrt(width)) v of Eq. (attn), `[T, B * h, width]`, and the weights.
+
+    Args:
+        q: queries.  # [T, B * h, width]
+        k: keys.  # [S, B * h, width]
+        v: values.  # [S, B * h, width]
+        bias: zero, or very low where a key must not be seen.  # [B * h, S, 1 or T]
+    """
+    columns = q.permute(1, 2, 0).contiguous()  # [B * h, width, T]
+    scores = torch.baddbmm(bias, k.transpose(0, 1), columns, alpha=q.shape[-1] ** -0.5)
+    weights = scores.softmax(dim=1)  # [B * h, S, T]
+    return torch.bmm(weights.transpose(1, 2), v.transpose(0, 1)).transpose(0, 1), weights
+
+
+class SelfAttention(nn.Module):
+    """Tokens look at each other; with residual. Projections without bias, as in Eq. (attn)."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query = nn.Linear(dim, dim)
-        self.key_value = nn.Linear(dim, 2 * dim)
-        self.scale = (dim // heads) ** -0.5
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)  # rows ordered by head, then q, k, v
 
-    def forward(self, tokens: Tensor, context: Tensor, blocked: Tensor) -> tuple[Tensor, Tensor]:
-        """Let `tokens` `[B, T, d]` look at `context` `[B, S, d]`.
+    def forward(self, tokens: Tensor, bias: Tensor) -> Tensor:
+        """Return `tokens` `[T, B, d]` plus what they gathered."""
+        rows, sets, dim = tokens.shape
+        folded = (rows, sets * self.heads, dim // self.heads)
+        q, k, v = self.qkv(tokens).view(*folded[:2], 3, folded[2]).unbind(dim=2)
+        return (tokens.view(folded) + attend(q, k, v, bias)[0]).view(rows, sets, dim)
 
-        Heads are folded into the batch and keys laid out as `[d, S]` beforehand: for a handful of
-        tokens this is several times faster on a CPU than strided products.
 
-        Args:
-            tokens: who looks.
-            context: what is looked at.
-            blocked: True where it must not be seen.  # [B, 1 or T, S]
+class CrossAttention(nn.Module):
+    """Tokens look at a context; with residual."""
 
-        Returns:
-            What was gathered `[B, T, d]`, and the attention weights `[B, heads, T, S]`.
-        """
-        sets, rows, width = tokens.shape
-        keys, values = self.key_value(context).chunk(2, dim=-1)
-        queries = self._fold(self.query(tokens)) * self.scale  # [B * h, T, d / h]
-        keys = self._fold(keys).transpose(1, 2).contiguous()  # [B * h, d / h, S]
-        bias = torch.zeros(blocked.shape, device=tokens.device).masked_fill_(blocked, _BLOCKED)
-        scores = torch.bmm(queries, keys).view(sets, self.heads, rows, -1) + bias[:, None]
-        weights = scores.softmax(dim=-1)
-        gathered = torch.bmm(weights.flatten(0, 1), self._fold(values))  # [B * h, T, d / h]
-        gathered = gathered.view(sets, self.heads, rows, -1).transpose(1, 2)
-        return gathered.reshape(sets, rows, width), weights
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(dim, dim, bias=False)
+        self.key_value = nn.Linear(dim, 2 * dim, bias=False)  # rows ordered by head, then k, v
 
-    def _fold(self, x: Tensor) -> Tensor:
-        """Fold heads into the batch: `[B, T, d]` -> `[B * h, T, d / h]`."""
-        sets, rows, _ = x.shape
-        split = x.reshape(sets, rows, self.heads, -1).transpose(1, 2)
-        return split.reshape(sets * self.heads, rows, -1)
+    def forward(self, tokens: Tensor, context: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `tokens` `[T, B, d]` plus what they gathered, and the weights `[B * h, S, T]`."""
+        rows, sets, dim = tokens.shape
+        folded = (rows, sets * self.heads, dim // self.heads)
+        k, v = self.key_value(context).view(len(context), folded[1], 2, folded[2]).unbind(dim=2)
+        gathered, weights = attend(self.query(tokens).view(folded), k, v, bias)
+        return (tokens.view(folded) + gathered).view(rows, sets, dim), weights
 
 
 class SpatioTemporal(nn.Module):
@@ -68,39 +78,44 @@ class SpatioTemporal(nn.Module):
             temporal: False leaves out the history: both its self- and the cross-attention.
         """
         super().__init__()
-        self.spatial = Attention(dim, heads) if spatial else None
-        self.temporal = Attention(dim, heads) if temporal else None
-        self.cross = Attention(dim, heads) if temporal else None
+        self.heads = heads
+        self.spatial = SelfAttention(dim, heads) if spatial else None
+        self.temporal = SelfAttention(dim, heads) if temporal else None
+        self.cross = CrossAttention(dim, heads) if temporal else None
         if temporal:
-            self.positions = nn.Parameter(torch.randn(length, dim) * dim**-0.5)  # newest last
+            self.positions = nn.Parameter(torch.randn(length, 1, dim) * dim**-0.5)  # newest last
 
     def forward(
         self, cluster: Tensor, mask: Tensor, history: Tensor, history_mask: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return Xi `[B, V, d]` and the cross-attention weights `[B, heads, V, H+1]`.
+        """Return Xi `[V, B, d]` and the cross-attention weights `[B * h, H+1, V]`.
 
         Args:
-            cluster: Theta_cluster, client tokens.  # [B, V, d]
+            cluster: Theta_cluster, client tokens.  # [V, B, d]
             mask: True for real clients.  # [B, V]
-            history: Theta_history, global tokens, newest last.  # [B, H+1, d]
+            history: Theta_history, global tokens, newest last.  # [H+1, B, d]
             history_mask: True where the round exists.  # [B, H+1]
         """
         if self.spatial is not None:
-            cluster = cluster + self.spatial(cluster, cluster, ~mask[:, None])[0]
-        if self.temporal is None or self.cross is None:
+            cluster = self.spatial(cluster, self._bias(mask))
+        if self.cross is None:
             return cluster, None
-        history = self.temporal_tokens(history, history_mask)
-        gathered, weights = self.cross(cluster, history, ~history_mask[:, None])
-        return cluster + gathered, weights
+        xi, weights = self.cross(
+            cluster, self.temporal_tokens(history, history_mask), self._bias(history_mask)
+        )
+        return xi, weights
 
     def temporal_tokens(self, history: Tensor, history_mask: Tensor) -> Tensor:
         """Return Theta_temporal: every round sees itself and older rounds that exist."""
         assert self.temporal is not None
-        history = history + self.positions
-        steps = torch.arange(history.shape[1], device=history.device)
-        ahead = steps > steps[:, None]  # [H+1, H+1] the causal mask
-        blocked = ahead | ~history_mask[:, None]  # [B, H+1, H+1]
-        return history + self.temporal(history, history, blocked)[0]
+        length = len(history)
+        causal = torch.full((length, length), _BLOCKED, device=history.device).tril(-1)  # [S, T]
+        return self.temporal(history + self.positions, self._bias(history_mask) + causal)
+
+    def _bias(self, mask: Tensor) -> Tensor:
+        """Turn a mask of what may be seen `[B, S]` into a bias `[B * h, S, 1]`."""
+        bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, _BLOCKED)
+        return bias.repeat_interleave(self.heads, dim=0).unsqueeze(-1)
 
 
 class PerTokenMLP(nn.Module):
@@ -118,17 +133,20 @@ class PerTokenMLP(nn.Module):
         """As `SpatioTemporal.forward`; there are no attention weights."""
         if not self.temporal:
             return cluster + self.layers(cluster), None
-        past = masked_mean(history, history_mask)[:, None].expand_as(cluster)
+        past = pooled(history, shares(history_mask)).expand_as(cluster)
         return cluster + self.layers(torch.cat([cluster, past], dim=-1)), None
 
 
-def masked_mean(rows: Tensor, mask: Tensor) -> Tensor:
-    """Average `[B, T, d]` over the real entries of `[B, T]`."""
-    kept = mask.unsqueeze(-1).to(rows.dtype)
-    return (rows * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1.0)
+def shares(mask: Tensor) -> Tensor:
+    """Return the weights of a mean over the real entries of `[B, T]`."""
+    return mask / mask.sum(dim=1, keepdim=True).clamp_min(1)
 
 
-def entropy(weights: Tensor, mask: Tensor) -> Tensor:
-    """Mean entropy in nats of the attention rows `[B, heads, V, S]` of real clients."""
-    rows = -torch.special.xlogy(weights, weights).sum(dim=-1).mean(dim=1)  # [B, V]
-    return rows[mask].mean()
+def pooled(rows: Tensor, weights: Tensor) -> Tensor:
+    """Average `[T, B, d]` with the weights `[B, T]` -> `[B, d]`."""
+    return torch.bmm(weights.unsqueeze(1), rows.transpose(0, 1)).squeeze(1)
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """Mean entropy in nats of attention weights `[B * h, S, T]` over the contexts S."""
+    return -torch.special.xlogy(weights, weights).sum(dim=1).mean()

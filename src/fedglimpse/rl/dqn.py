@@ -35,7 +35,18 @@ class Batch(NamedTuple):
     discount: Tensor  # [B] gamma^n, zero where nothing follows
     next_obs: Any  # Masked: what it saw n steps later
     next_k: Tensor  # [B] budget of that later choice
-    histogram: Tensor | None = None  # [B, C] for an auxiliary loss, see `GlimpseSelector`
+    histogram: Tensor | None = None  # [B, C] for an auxiliary loss
+
+    def rows(self, part: slice) -> Batch:
+        """Return some of the transitions."""
+        return Batch(*(_rows(value, part) for value in self))
+
+
+def _rows(value: Any, part: slice) -> Any:
+    """Slice a tensor, or every tensor of a named tuple."""
+    if isinstance(value, tuple):
+        return type(value)(*(_rows(v, part) for v in value))
+    return None if value is None else value[part]
 
 
 def set_value(q: Tensor, chosen: Tensor) -> Tensor:
@@ -116,16 +127,16 @@ class DoubleDQN(Generic[Network]):
         discount = batch.discount.view(-1, *[1] * (future.dim() - 1))
         return batch.returns + discount * future
 
-    def update(self, batch: Batch, extra: Callable[[], Tensor] | None = None) -> Tensor:
+    def update(self, batch: Batch, extra: Tensor | None = None) -> Tensor:
         """Take one step on one mini-batch and let the target follow; returns the TD loss.
 
         Args:
             batch: transitions on the networks' device.
-            extra: gives a loss to add, computed from the online network.
+            extra: another loss of the online network to add.
         """
-        wanted = self.targets(batch)
-        loss = self._loss(set_value(self.online(batch.obs), batch.chosen), wanted)
-        total = loss if extra is None else loss + extra()
+        y = self.targets(batch)
+        loss = self._loss(set_value(self.online(batch.obs), batch.chosen), y)
+        total = loss if extra is None else loss + extra
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
         if self.grad_clip > 0:
@@ -149,15 +160,17 @@ class DoubleDQN(Generic[Network]):
                     memory[name] = wider
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue."""
-        return {
-            "online": self.online.state_dict(),
-            "target": self.target.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        """Everything needed to continue, copied: torch hands out the living tensors."""
+        return copy.deepcopy(
+            {
+                "online": self.online.state_dict(),
+                "target": self.target.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+            }
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.online.load_state_dict(state["online"])
         self.target.load_state_dict(state["target"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))

@@ -7,7 +7,10 @@ so it is small and says nothing about single rounds.
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedglimpse.errors import UserError
 from fedglimpse.rl.config import ARCHITECTURE, AgentConfig
@@ -63,3 +66,37 @@ def unpack(policy: dict[str, Any], net: QNetwork) -> None:
             if name in own:
                 weights[name] = own[name]
     net.load_state_dict(weights)
+
+
+def read_policy(path: str) -> dict[str, Any]:
+    """Read a policy that `agent.save` wrote."""
+    try:
+        policy = torch.load(path, map_location="cpu", weights_only=True)
+        if not {"agent", "network", "known_ids"} <= policy.keys():
+            raise KeyError
+    except FileNotFoundError:
+        raise UserError(
+            f"agent.load={path}: there is no such file; a run with agent.save=FILE writes one."
+        ) from None
+    except Exception as error:
+        raise UserError(
+            f"agent.load={path} is not a policy ({type(error).__name__}): give a file that "
+            "agent.save wrote."
+        ) from None
+    return dict(policy)
+
+
+def write_policy(policy: dict[str, Any], path: str, seed: int, seeds: int) -> Path:
+    """Write a policy; where a run has several seeds, each file name ends in its seed."""
+    target = Path(path)
+    if seeds > 1:
+        target = target.with_name(f"{target.stem}-{seed}{target.suffix}")
+    temporary = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(policy, temporary)
+        temporary.replace(target)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"agent.save={path} cannot be written ({error}): name another.") from None
+    return target

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.rl.attention import PerTokenMLP, SpatioTemporal, masked_mean
+from fedglimpse.rl.attention import PerTokenMLP, SpatioTemporal, pooled, shares
 from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.identity import build_identity
 from fedglimpse.rl.observation import Observation
@@ -53,22 +53,37 @@ class Dueling(nn.Module):
         """
         super().__init__()
         hidden = max(dim // 2, 8)
-        self.value = nn.Sequential(
-            nn.Linear(dim + identity, hidden), nn.GELU(), nn.Linear(hidden, outputs)
-        )
-        self.advantage_input = nn.Linear(dim + identity, hidden)
+        self.value_input = nn.Linear(dim, hidden)
+        self.value_identity = nn.Linear(identity, hidden, bias=False) if identity else None
+        self.value_output = nn.Linear(hidden, outputs)
+        self.advantage_input = nn.Linear(dim, hidden)
+        self.advantage_identity = nn.Linear(identity, hidden, bias=False) if identity else None
         self.advantage_context = nn.Linear(dim, hidden, bias=False) if context else None
         self.advantage_output = nn.Linear(hidden, outputs)
 
     def forward(self, xi: Tensor, identity: Tensor, mask: Tensor) -> Tensor:
-        """Return Q `[B, V, outputs]`: Val(mean xi, mean e) + Adv(xi_i, e(i)) - mean Adv."""
-        rows = torch.cat([xi, identity], dim=-1)  # [B, V, d + d_emb]
-        pooled = masked_mean(rows, mask)  # [B, d + d_emb]
-        hidden = self.advantage_input(rows)
-        if self.advantage_context is not None:  # a Linear on the concatenation, done once per set
-            hidden = hidden + self.advantage_context(pooled[:, : xi.shape[-1]])[:, None]
-        advantage = self.advantage_output(F.gelu(hidden))  # [B, V, outputs]
-        return (self.value(pooled) - masked_mean(advantage, mask))[:, None] + advantage
+        """Return Q `[B, V, outputs]`: Val(mean xi, mean e) + Adv(xi_i, e(i)) - mean Adv.
+
+        A Linear on concatenated inputs is written as a sum of Linears on its parts: what is the
+        same for a whole set is computed once.
+
+        Args:
+            xi: client tokens.  # [V, B, d]
+            identity: e of every client.  # [V, B, d_emb]
+            mask: True for real clients.  # [B, V]
+        """
+        mean = shares(mask)  # [B, V]
+        cluster = pooled(xi, mean)  # [B, d]
+        value = self.value_input(cluster)
+        advantage = self.advantage_input(xi)
+        if self.value_identity is not None and self.advantage_identity is not None:
+            value = value + self.value_identity(pooled(identity, mean))
+            advantage = advantage + self.advantage_identity(identity)
+        if self.advantage_context is not None:
+            advantage = advantage + self.advantage_context(cluster)
+        value = self.value_output(F.gelu(value))  # [B, outputs]
+        advantage = self.advantage_output(F.gelu(advantage))  # [V, B, outputs]
+        return (advantage + (value - pooled(advantage, mean))).transpose(0, 1)
 
 
 class QNetwork(nn.Module):
@@ -111,12 +126,11 @@ class QNetwork(nn.Module):
         return self.explain(obs)[0]
 
     def explain(self, obs: Observation) -> tuple[Tensor, Tensor | None]:
-        """Return Q and the cross-attention weights `[B, heads, V, H+1]`, if there are any."""
-        cluster = self.encoder.clients(obs.clients)  # [B, V, d]
-        history = self.encoder.globals(obs.history)  # [B, H+1, d]
+        """Return Q and the cross-attention weights `[B * heads, H+1, V]`, if there are any."""
+        cluster = self.encoder.clients(obs.clients.transpose(0, 1))  # [V, B, d]
+        history = self.encoder.globals(obs.history.transpose(0, 1))  # [H+1, B, d]
         xi, weights = self.mixer(cluster, obs.mask, history, obs.history_mask)
-        q = self.heads(xi, self.identity(obs.ids), obs.mask)  # [B, V, 1 or C]
-        q = self._clip(q)
+        q = self._clip(self.heads(xi, self.identity(obs.ids.t()), obs.mask))  # [B, V, 1 or C]
         return (q if self.per_class else q.squeeze(-1)), weights
 
     def histogram(self, obs: Observation) -> Tensor:

@@ -1,0 +1,164 @@
+"""The paper's method: a POMDP agent with a spatio-temporal attention Q-network.
+
+Hou et al., Algorithms 1 and 2. The page docs/methods/glimpse.md maps every equation and line to a
+function and numbers the deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedglimpse.methods.base import MethodInfo, Setting
+from fedglimpse.rl.agent import Agent, Glance
+from fedglimpse.rl.config import AgentConfig
+from fedglimpse.rl.explore import Picked, epsilon, pick
+from fedglimpse.rl.policy import read_policy
+from fedglimpse.rl.replay import Round
+from fedglimpse.types import Choice, Method, Outcome, View
+
+
+class GlimpseSelector:
+    """Scores every visible client with a Q-network and learns from the reward that follows."""
+
+    learns_from: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        sketch_dim: int,
+        num_classes: int,
+        seed: int,
+        device: str = "cpu",
+    ) -> None:
+        """Build an agent without experience.
+
+        Args:
+            config: every choice of the agent.
+            sketch_dim: D, floats of a client's and of the global sketch.
+            num_classes: C.
+            seed: of the run.
+            device: where the networks live.
+        """
+        self.config, self.needs, self.frozen = config, config.needs, config.frozen
+        self.num_classes = num_classes
+        self.step = 0  # rounds acted: the t of the epsilon schedule
+        self.agent = Agent(
+            config, sketch_dim=sketch_dim, num_classes=num_classes, seed=seed, device=device
+        )
+        self._pending: tuple[View, int, Glance, Picked] | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """Probability of exploring in the coming round."""
+        if self.frozen:
+            return 0.0
+        return epsilon(self.step, self.config.epsilon_decay, self.config.epsilon_min)
+
+    def select(self, view: View, k: int) -> Choice:
+        """Choose by Q, or explore: Algorithm 1, lines 7-12."""
+        glance = self.agent.look(view)
+        rule, random_picks = self.config.exploration, self.config.partial_random
+        picked = pick(glance.scores, k, self.epsilon, rule, random_picks, view.rng)
+        self._pending = (view, k, glance, picked)
+        info = {
+            "behaviour": picked.behaviour,
+            "epsilon": round(self.epsilon, 6),
+            "q": [round(q, 4) for q in glance.scores.tolist()],
+        }
+        return Choice(picked.slots, None, info)
+
+    def feedback(self, outcome: Outcome) -> Mapping[str, float]:
+        """Remember the round and learn: Algorithm 2."""
+        if self._pending is None or self._pending[0].round_num != outcome.round_num:
+            raise ValueError(
+                f"feedback for round {outcome.round_num} without a choice in it: call select first"
+            )
+        view, k, glance, picked = self._pending
+        metrics = {
+            "mean_q": float(glance.scores.mean()),
+            "q_spread": float(glance.scores.std(correction=0)),
+            "epsilon": self.epsilon,
+            "fraction_greedy": picked.greedy_share,
+            "server_flops": float(glance.flops),
+        }
+        if glance.entropy is not None:
+            metrics["attention_entropy"] = glance.entropy
+        if not self.frozen:
+            self.agent.replay.add(self._round(view, k, glance, outcome))
+            lesson = self.agent.learn(outcome.round_num)
+            metrics["server_flops"] += lesson.flops
+            if lesson.td_loss is not None:
+                metrics["td_loss"] = lesson.td_loss
+        self.step += 1
+        self._pending = None
+        return metrics
+
+    def _round(self, view: View, k: int, glance: Glance, outcome: Outcome) -> Round:
+        """Put together what is worth remembering; clients whose update failed were not chosen."""
+        per_class = self.config.q_output == "per_class"
+        reward = outcome.reward_per_class if per_class else torch.tensor([outcome.reward])
+        return Round(
+            clients=glance.clients,
+            ids=view.ids,
+            chosen=torch.isin(view.ids, outcome.selected),
+            sketch=glance.sketch,
+            reward=reward.float(),
+            histogram=self._histogram(view),
+            round_num=view.round_num,
+            k=k,
+        )
+
+    def _histogram(self, view: View) -> Tensor:
+        """Return the global model's class shares on the proxy set `[C]`, NaN where not reported."""
+        counts = view.server.get("proxy_histogram")
+        if counts is None:
+            return torch.full((self.num_classes,), torch.nan)
+        return counts.float() / counts.sum()
+
+    def policy(self) -> dict[str, Any]:
+        """Return the trained policy: weights, settings, identities, statistics. No rounds."""
+        return self.agent.policy() | {"step": self.step}
+
+    def load_policy(
+        self, policy: dict[str, Any], frozen: bool = False, keep_scale: bool = False
+    ) -> None:
+        """Start from a trained policy, or use it frozen; see `Agent.load_policy`."""
+        self.agent.load_policy(policy, keep_scale)
+        self.step, self.frozen = policy["step"], frozen or self.config.frozen
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue after a finished round."""
+        return self.agent.state_dict() | {"step": self.step, "frozen": self.frozen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        state = dict(state)
+        self.step, self.frozen = state.pop("step"), state.pop("frozen")
+        self.agent.load_state_dict(state)
+
+
+def build(setting: Setting) -> Method:
+    """Return the paper's method: the agent of `agent.*` and temporal averaging."""
+    agent = setting.config.agent
+    selector = GlimpseSelector(
+        agent,
+        sketch_dim=setting.config.sketch.size,
+        num_classes=setting.num_classes,
+        seed=setting.seed,
+    )
+    if agent.load:
+        selector.load_policy(read_policy(agent.load), frozen=agent.frozen)
+    return Method(selector, setting.temporal_window())
+
+
+INFO = MethodInfo(
+    name="glimpse",
+    summary="POMDP agent: attention Q-network over visible clients and past models",
+    source="Hou et al.",
+    build=build,
+)
