@@ -18,10 +18,10 @@ demo: $(READY)  ## Compare methods on the digits data: a table in about a minute
 	$(BIN)/fedglimpse compare fedavg fedavg-window 'seeds=[0,1,2]' rounds=60 data.partition=label_skew --out runs/demo --resume
 
 test: $(READY)  ## Run the default tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 slow: $(READY)  ## Run the long tests
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n auto -m slow
 
 gpu: $(READY)  ## Run the tests that need a GPU
 	$(BIN)/pytest -m gpu

@@ -84,7 +84,8 @@ class CostModel:
         """Return the cost of a round."""
         size, example = self.sizes, self.flops.forward
         groups = [(act.needs, act.visible, act.visible_examples)]
-        groups.append((act.needs_after - act.needs, act.chosen, act.chosen_examples))
+        after = frozenset(n for n in act.needs_after if not CATALOGUE[n].from_upload)
+        groups.append((after - act.needs, act.chosen, act.chosen_examples))
         uploads = act.chosen
         up = down = passes = server = 0.0
         for names, clients, examples in groups:

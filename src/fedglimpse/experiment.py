@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedglimpse.builder import build_world
 from fedglimpse.config import Config
 from fedglimpse.configure import resolve
+from fedglimpse.errors import UserError
 from fedglimpse.progress import Listener, Silent
 from fedglimpse.records import RunFolder
+from fedglimpse.rl.policy import write_policy
 from fedglimpse.sim.world import Lane, World
 from fedglimpse.summary import summarise
 from fedglimpse.types import Choice, View
@@ -59,6 +61,7 @@ def run(
         config = resolve(config)
     listener = listener or Silent()
     world = build_world(config)
+    check_policy(config, world)
     folder = None if out is None else RunFolder(Path(out))
     state = None if folder is None else folder.open(config, resume)
     if state is not None:
@@ -80,6 +83,7 @@ def run(
             listener.round(new)
     finally:
         listener.end()
+    save_policies(config, world)
     summary = {"method": config.method, **summarise(records, config.rounds)}
     if folder is not None:
         folder.finish(summary)
@@ -119,6 +123,24 @@ def restore(world: World, state: Mapping[str, Any]) -> None:
     world.load_state_dict(state["world"])
     for lane, selector in zip(world.lanes, state["selectors"], strict=True):
         lane.method.selector.load_state_dict(selector)
+
+
+def check_policy(config: Config, world: World) -> None:
+    """Raise UserError where a policy is to be saved but the method has none."""
+    if config.agent.save and not hasattr(world.lanes[0].method.selector, "policy"):
+        raise UserError(
+            f"agent.save={config.agent.save}, but method={config.method} learns no policy: use "
+            "method=glimpse or leave agent.save out."
+        )
+
+
+def save_policies(config: Config, world: World) -> None:
+    """Write what the selectors have learnt, if `agent.save` says so."""
+    if not config.agent.save:
+        return
+    for lane in world.lanes:
+        policy = cast(Any, lane.method.selector).policy()
+        write_policy(policy, config.agent.save, lane.seed, len(world.lanes))
 
 
 def _scored(config: Config, round_num: int) -> bool:

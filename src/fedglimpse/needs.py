@@ -32,7 +32,7 @@ class Need:
     Phases: "probe" is computed by a client at the model it received, before any training;
     "trained" needs the client to have trained; "server" costs clients nothing.
     A selector's `needs` are charged to every visible client, `learns_from` and an aggregator's
-    `needs` to the chosen ones only.
+    `needs` to the chosen ones only, and not where the server can read them off the upload.
     """
 
     phase: Phase
@@ -43,16 +43,27 @@ class Need:
     client_proxy_passes: float = 0  # over the proxy examples, on the client
     server_passes: float = 0  # over the proxy examples, once for each round
     server_passes_each: float = 0  # over the proxy examples, for each client
+    from_upload: bool = False  # the server can work it out from an uploaded model
     uploads_model: bool = False  # the whole update is sent, so that choosing saves no uplink
     oracle: bool = False  # reads what no server may know; only for upper references
 
 
 CATALOGUE: dict[str, Need] = {
-    "sketch": Need("trained", "random projection of the client's parameters", lambda s: s.sketch),
-    "delta_sketch": Need(
-        "trained", "random projection of the client's update W_i - W", lambda s: s.sketch
+    "sketch": Need(
+        "trained",
+        "random projection of the client's parameters",
+        lambda s: s.sketch,
+        from_upload=True,
     ),
-    "update_norm": Need("trained", "L2 norm of the client's parameter update", lambda s: 1),
+    "delta_sketch": Need(
+        "trained",
+        "random projection of the client's update W_i - W",
+        lambda s: s.sketch,
+        from_upload=True,
+    ),
+    "update_norm": Need(
+        "trained", "L2 norm of the client's parameter update", lambda s: 1, from_upload=True
+    ),
     "train_loss": Need("trained", "mean loss over all local batches and epochs", lambda s: 1),
     "rms_loss": Need("trained", "root mean squared example loss while training", lambda s: 1),
     "loss_after": Need(

@@ -158,7 +158,7 @@ def test_a_full_disk_ends_in_one_sentence(tmp_path: Path) -> None:
     """A file-size limit stands in for a full disk: the checkpoint cannot be written."""
     out = tmp_path / "o"
     words = " ".join([*RUN, "rounds=6", "checkpoint.every=2", "--quiet", "--out", str(out)])
-    limited = f"trap '' XFSZ; ulimit -f 40; exec {words}"
+    limited = f"trap '' XFSZ; ulimit -f 12; exec {words}"
     done = subprocess.run(
         ["bash", "-c", limited], cwd=ROOT, env=environment(), capture_output=True, text=True,
         timeout=120, check=False,

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedglimpse.errors import UserError
 from fedglimpse.layout import Layout
-from fedglimpse.sim.jobs import Examples, Jobs, Recipe, Trained, batch_counts, steps_per_epoch
+from fedglimpse.sim.blocks import blocks_of, layer_of, serpentine
+from fedglimpse.sim.distill import distillation
+from fedglimpse.sim.jobs import (
+    Examples,
+    Jobs,
+    Recipe,
+    Tally,
+    Trained,
+    batch_counts,
+    steps_per_epoch,
+)
 from fedglimpse.sim.precision import Precision, numerics
 from fedglimpse.sim.stacked import StackedModel
 from fedglimpse.sim.stacked_optim import StackedOptimizer
+
+
+@dataclass(frozen=True)
+class _Wave:
+    """Jobs that train together: largest first, all of the same block."""
+
+    jobs: Jobs
+    state: dict[str, Tensor]  # name -> [J, *shape], trained in place
+    leaves: list[str]  # names of the tensors that train
+    frozen: frozenset[str]  # layers that do not
+    teacher: dict[str, Tensor] | None  # name -> [J, *shape]; None where nobody distils
 
 
 class BatchedTrainer:
     """Trains all jobs of all lanes together; agrees with `SerialTrainer`.
 
     Jobs are sorted by size, so that those still training at a given step are always the first
-    ones: shorter clients drop off the end of the stack instead of being masked out.
+    ones: shorter clients drop off the end of the stack instead of being masked out. Jobs that
+    train different blocks, or distil and do not, go in separate waves.
     """
 
     def __init__(
@@ -26,60 +51,108 @@ class BatchedTrainer:
         examples: Examples,
         recipe: Recipe,
         precision: Precision = "fp32",
+        max_jobs: int | None = None,
     ) -> None:
-        """Take the structure of `model`; raises UserError where it cannot be stacked."""
-        self.stacked = StackedModel(model)
-        self.layout = Layout.of(model)
+        """Take the structure of `model`.
+
+        Args:
+            model: its values are not used.
+            examples: the training set.
+            recipe: optimizer, batch size, epochs.
+            precision: of forward and backward passes.
+            max_jobs: clients in memory at a time; more are trained in waves. None: no limit.
+
+        Raises:
+            UserError: where the model cannot be stacked, or `max_jobs` is not positive.
+        """
+        if max_jobs is not None and max_jobs < 1:
+            raise UserError(f"max_jobs={max_jobs}: at least 1 client must train at a time.")
+        self.stacked, self.layout = StackedModel(model), Layout.of(model)
+        self.blocks = blocks_of(model)
+        self.trainable = [n for n, p in model.named_parameters() if p.requires_grad]
         self.examples, self.recipe, self.precision = examples, recipe, precision
+        self.max_jobs = max_jobs
 
     def train(self, start: Tensor, jobs: Jobs) -> Trained:
         """Train every job; the answer is in the order of `jobs`."""
-        if len(jobs) == 0:
-            empty = torch.zeros(0, device=start.device)
-            return Trained(start.new_zeros(0, self.layout.size), empty, empty.long())
-        by_size = torch.argsort(jobs.sizes, descending=True, stable=True)
-        jobs = jobs.pick(by_size)
-        state = {n: v[jobs.lane] for n, v in self.layout.unpack(start).items()}
-        names = [e.name for e in self.layout.params]
-        optimizer = StackedOptimizer([state[n] for n in names], self.recipe, jobs)
-        loss, steps = torch.zeros(len(jobs), device=start.device), torch.zeros_like(jobs.sizes)
-        sizes = jobs.sizes.cpu()
+        states = start.new_empty(len(jobs), self.layout.size)
+        tally = Tally(len(jobs), start.device)
+        named = self.layout.unpack(start)
+        for block, index in self._waves(jobs):
+            index = index.to(start.device)
+            wave = self._wave(named, jobs.pick(index), block)
+            tally.put(index, self._train_wave(wave))
+            states[index] = self.layout.pack(wave.state)
+        return tally.over(states)
+
+    def _waves(self, jobs: Jobs) -> list[tuple[int, Tensor]]:
+        """Return (block or -1, positions of jobs that train together), largest jobs first."""
+        order = torch.argsort(jobs.sizes.cpu(), descending=True, stable=True)
+        visits, distils = jobs.visit.tolist(), (jobs.distill > 0).tolist()
+        groups: dict[tuple[int, bool], list[int]] = {}
+        for j in order.tolist():
+            block = -1 if visits[j] < 0 else serpentine(visits[j], len(self.blocks))
+            groups.setdefault((block, distils[j]), []).append(j)
+        return [
+            (block, part)
+            for (block, _), members in groups.items()
+            for part in torch.tensor(members).split(self.max_jobs or len(members))
+        ]
+
+    def _wave(self, named: dict[str, Tensor], jobs: Jobs, block: int) -> _Wave:
+        state = {n: v[jobs.start] for n, v in named.items()}  # copies, each contiguous
+        train = self.blocks[block] if block >= 0 else [n for part in self.blocks for n in part]
+        leaves = [n for n in self.trainable if layer_of(n) in train]
+        distils = bool((jobs.distill > 0).any())
+        teacher = {n: v.clone() for n, v in state.items()} if distils else None
+        return _Wave(jobs, state, leaves, self.stacked.names - frozenset(train), teacher)
+
+    def _train_wave(self, wave: _Wave) -> Tally:
+        jobs, batch_size = wave.jobs, self.recipe.batch_size
+        optimizer = StackedOptimizer([wave.state[n] for n in wave.leaves], self.recipe, jobs)
+        tally, sizes = Tally(len(jobs), jobs.sizes.device), jobs.sizes.cpu()
         for epoch in range(self.recipe.epochs):
             rows, draws = self.examples.order(jobs, epoch)
-            for step in range(steps_per_epoch(sizes, self.recipe.batch_size)):
-                counts = batch_counts(sizes, step, self.recipe.batch_size)
+            for step in range(steps_per_epoch(sizes, batch_size)):
+                counts = batch_counts(sizes, step, batch_size)
                 active, width = int((counts > 0).sum()), int(counts.max())
                 if active == 0:
                     continue
-                part = (slice(active), slice(step * self.recipe.batch_size, None))
-                rows_now = rows[part][:, :width]
-                draws_now = None if draws is None else draws[part][:, :width]
-                x, y = self.examples.batch(rows_now, draws_now)
-                live = {n: v[:active] for n, v in state.items()}
-                now, grads = self._gradients(x, y, live, names, counts[:active])
+                part = (slice(active), slice(step * batch_size, step * batch_size + width))
+                batch = self.examples.batch(rows[part], None if draws is None else draws[part])
+                each, grads = self._gradients(wave, *batch, counts[:active])
                 optimizer.step(grads)
-                loss[:active] += now
-                steps[:active] += 1
-        back = torch.argsort(by_size)
-        return Trained(
-            self.layout.pack(state)[back], (loss / steps.clamp(min=1))[back], steps[back]
-        )
+                tally.add(part[0], each, counts[:active].to(each.device))
+        return tally
 
     def _gradients(
-        self, x: Tensor, y: Tensor, live: dict[str, Tensor], names: list[str], counts: Tensor
+        self, wave: _Wave, x: Tensor, y: Tensor, counts: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return each job's mean loss `[A]` and the gradients of its parameters."""
-        width = x.shape[1]
-        counts = counts.to(x.device)
+        """Return each example's loss `[A, B]`, 0 for padding, and the gradients of the leaves."""
+        active, width = y.shape
         ragged = bool((counts < width).any())
+        counts = counts.to(x.device)
         valid = torch.arange(width, device=x.device) < counts[:, None] if ragged else None
-        leaves = {n: live[n].detach().requires_grad_() for n in names}
+        live = {n: v[:active] for n, v in wave.state.items()}
+        leaves = {n: live[n].detach().requires_grad_() for n in wave.leaves}
         with numerics(x.device, self.precision):
-            logits = self.stacked.forward(x, {**live, **leaves}, valid)  # [A, B, C]
+            logits = self.stacked.forward(x, {**live, **leaves}, valid, wave.frozen)  # [A, B, C]
             each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
         each = each.view(y.shape)
+        goal = each
+        if wave.teacher is not None:
+            share = wave.jobs.distill[:active, None]
+            goal = (1 - share) * each + share * self._distillation(wave, x, logits)
         if valid is not None:
-            each = each * valid
-        loss = each.sum(1) / counts  # [A]
+            each, goal = each * valid, goal * valid
+        loss = goal.sum(1) / counts  # [A]
         grads = torch.autograd.grad(loss.sum(), list(leaves.values()))
-        return loss.detach(), list(grads)
+        return each.detach(), list(grads)
+
+    def _distillation(self, wave: _Wave, x: Tensor, logits: Tensor) -> Tensor:
+        """Return each example's distance to what the received model says `[A, B]`."""
+        assert wave.teacher is not None
+        teacher = {n: v[: len(x)] for n, v in wave.teacher.items()}
+        with torch.no_grad(), numerics(x.device, self.precision):
+            target = self.stacked.forward(x, teacher, None, self.stacked.names)
+        return distillation(logits, target, wave.jobs.temperature[: len(x)])

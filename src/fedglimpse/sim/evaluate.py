@@ -59,19 +59,25 @@ class Evaluator:
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = cast(nn.Module, model.to(memory_format=self.format))  # type: ignore[call-overload]
 
+    def load(self, state: Tensor) -> None:
+        """Make the model that of a state `[d]`, in evaluation mode."""
+        self.layout.write(state, self.model)
+        self.model.eval()
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """Return the loaded model's logits `[B, C]` on raw examples `[B, *shape]`."""
+        inputs = as_input(batch)
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=self.format)
+        with numerics(batch.device, self.precision):
+            return self.model(inputs)
+
     @torch.no_grad()
     def logits(self, state: Tensor, x: Tensor) -> Tensor:
         """Return the logits `[n, C]` of a state `[d]` on raw examples `[n, *shape]`."""
-        self.layout.write(state, self.model)
-        self.model.eval()
-        parts = []
-        for batch in x.split(CPU_BATCH if x.device.type == "cpu" else GPU_BATCH):
-            inputs = as_input(batch)
-            if inputs.dim() == 4:
-                inputs = inputs.contiguous(memory_format=self.format)
-            with numerics(x.device, self.precision):
-                parts.append(self.model(inputs))
-        return torch.cat(parts)
+        self.load(state)
+        batches = x.split(CPU_BATCH if x.device.type == "cpu" else GPU_BATCH)
+        return torch.cat([self.forward(batch) for batch in batches])
 
     def score(self, state: Tensor, x: Tensor, y: Tensor) -> Scores:
         """Return the scores of a state `[d]` on raw examples and labels."""

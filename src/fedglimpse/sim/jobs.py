@@ -34,26 +34,45 @@ class Recipe:
 class Jobs:
     """Local trainings to do, of all lanes. Padding in `rows` is never read."""
 
-    lane: Tensor  # [J] row of the start states
+    start: Tensor  # [J] row of the start states
     keys: Tensor  # [J] int64, the randomness of (seed, round, client)
     rows: Tensor  # [J, n] rows of the training set, padded
     sizes: Tensor  # [J] valid entries of `rows`
     mu: Tensor  # [J] proximal weight
     squared: Tensor  # [J] bool: squared proximal penalty, or the sum of plain norms
+    distill: Tensor  # [J] share of the loss that is distillation from the start state
+    temperature: Tensor  # [J] of the distillation
+    visit: Tensor  # [J] int64 counter that says which block trains; -1: the whole model
+
+    @staticmethod
+    def plain(rows: Tensor, keys: Tensor) -> Jobs:
+        """Return jobs of equal size that start from row 0 and minimise nothing but their loss.
+
+        Args:
+            rows: of the training set, no padding.  # [J, n]
+            keys: int64, one for each job.  # [J]
+        """
+        like = torch.zeros(len(rows), device=rows.device)
+        return Jobs(
+            start=like.long(),
+            keys=keys,
+            rows=rows,
+            sizes=torch.full_like(keys, rows.shape[1]),
+            mu=like,
+            squared=like == 0,
+            distill=like,
+            temperature=like + 1,
+            visit=like.long() - 1,
+        )
 
     def __len__(self) -> int:
-        return len(self.lane)
+        return len(self.start)
 
     def pick(self, index: Tensor) -> Jobs:
-        """Return the jobs at these positions, in this order."""
-        return Jobs(
-            self.lane[index],
-            self.keys[index],
-            self.rows[index],
-            self.sizes[index],
-            self.mu[index],
-            self.squared[index],
-        )
+        """Return the jobs at these positions, in this order, with no more padding than needed."""
+        some = replace(self, **{k: v[index] for k, v in vars(self).items()})
+        width = int(some.sizes.max()) if len(index) else 0
+        return replace(some, rows=some.rows[:, :width])
 
     def to(self, device: torch.device) -> Jobs:
         """Move every tensor to `device`."""
@@ -62,21 +81,55 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of the jobs, in their order."""
+    """What came of the jobs, in their order. Losses are of the labels alone, without penalties."""
 
     states: Tensor  # [J, d] local states after training
     loss: Tensor  # [J] mean loss over all batches and epochs; 0 where no step was taken
+    squared_loss: Tensor  # [J] mean squared loss of an example over all batches and epochs
     steps: Tensor  # [J] optimizer steps taken
 
 
+class Tally:
+    """Running sums of the losses that jobs meet while they train."""
+
+    def __init__(self, jobs: int, device: torch.device) -> None:
+        """Start at zero for every job."""
+        self.loss, self.squared = torch.zeros(2, jobs, device=device)  # [J] each
+        self.steps, self.examples = torch.zeros(2, jobs, device=device, dtype=torch.long)
+
+    def add(self, part: int | slice, each: Tensor, counts: Tensor | int) -> None:
+        """Take in one batch of some jobs.
+
+        Args:
+            part: which jobs.
+            each: loss of every example, 0 for padding.  # [B] for one job, else [A, B]
+            counts: real examples in the batch.  # [A], or a number for one job
+        """
+        self.loss[part] += each.sum(-1) / counts
+        self.squared[part] += each.square().sum(-1)
+        self.steps[part] += 1
+        self.examples[part] += counts
+
+    def put(self, index: Tensor, other: Tally) -> None:
+        """Take over the sums of `other` as those of the jobs at these positions."""
+        for name, value in vars(other).items():
+            getattr(self, name)[index] = value
+
+    def over(self, states: Tensor) -> Trained:
+        """Return the means, beside the trained states `[J, d]`."""
+        loss = self.loss / self.steps.clamp(min=1)
+        squared = self.squared / self.examples.clamp(min=1)
+        return Trained(states, loss, squared, self.steps)
+
+
 class LocalTrainer(Protocol):
-    """Trains every job from its lane's start state."""
+    """Trains every job from its own start state."""
 
     def train(self, start: Tensor, jobs: Jobs) -> Trained:
         """Run all jobs.
 
         Args:
-            start: global states, one row for each lane.  # [R, d]
+            start: states to train from; several jobs may share a row.  # [S, d]
             jobs: what to train.
         """
 

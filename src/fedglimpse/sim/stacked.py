@@ -46,10 +46,6 @@ def unstackable(model: nn.Module) -> str:
     return ""
 
 
-def _plain_conv(layer: nn.Conv2d) -> bool:
-    return layer.groups == 1 and layer.padding_mode == "zeros"
-
-
 def _plain_batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> bool:
     return layer.affine and layer.track_running_stats and layer.momentum is not None
 
@@ -65,14 +61,22 @@ class StackedModel:
                 "the model from nn.Sequential with the layers listed in docs/simulator.md."
             )
         self.layers = chain(model)
+        self.names = frozenset(name for name, _ in self.layers)
 
-    def forward(self, x: Tensor, state: Mapping[str, Tensor], valid: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        state: Mapping[str, Tensor],
+        valid: Tensor | None,
+        frozen: frozenset[str] = frozenset(),
+    ) -> Tensor:
         """Return logits of every client in training mode; updates BatchNorm buffers in place.
 
         Args:
             x: inputs.  # [J, B, *shape]
             state: name -> stacked tensors.  # [J, *shape]
             valid: which examples are real; None where all are.  # [J, B] bool
+            frozen: layers in evaluation mode: their BatchNorms use and keep running statistics.
 
         Returns:
             Logits.  # [J, B, C]
@@ -81,8 +85,9 @@ class StackedModel:
         if x.dim() == 5:
             x = fold(x)
         for name, layer in self.layers:
-            own = {k: state[f"{name}.{k}"] for k in _tensors_of(layer)}
-            x = self._apply(layer, own, x, jobs, valid)
+            prefix = f"{name}." if name else ""
+            own = {k: state[prefix + k] for k in _tensors_of(layer)}
+            x = self._apply(layer, own, x, jobs, valid, name in frozen)
         return x
 
     def _apply(
@@ -92,6 +97,7 @@ class StackedModel:
         x: Tensor,
         jobs: int,
         valid: Tensor | None,
+        frozen: bool,
     ) -> Tensor:
         if isinstance(layer, nn.Linear):
             return _linear(x, own)
@@ -102,7 +108,7 @@ class StackedModel:
                 x, weight, bias, layer.stride, cast("str", layer.padding), layer.dilation, jobs
             )
         if isinstance(layer, _BATCH_NORMS):
-            return _batch_norm(layer, own, x, jobs, valid)
+            return _batch_norm(layer, own, x, jobs, valid, frozen)
         if isinstance(layer, nn.GroupNorm):
             folded = x if x.dim() == 4 else fold(x)
             weight, bias = own["weight"].flatten(), own["bias"].flatten()
@@ -141,8 +147,9 @@ def _batch_norm(
     x: Tensor,
     jobs: int,
     valid: Tensor | None,
+    frozen: bool,
 ) -> Tensor:
-    if valid is not None:
+    if valid is not None and not frozen:
         return _masked_batch_norm(layer, own, x, jobs, valid)
     folded = x if x.dim() == 4 else fold(x)
     out = F.batch_norm(
@@ -151,7 +158,7 @@ def _batch_norm(
         own["running_var"].view(-1),
         own["weight"].flatten(),
         own["bias"].flatten(),
-        training=True,
+        training=not frozen,
         momentum=cast(float, layer.momentum),
         eps=layer.eps,
     )

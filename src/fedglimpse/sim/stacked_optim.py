@@ -20,11 +20,12 @@ class StackedOptimizer:
     def __init__(self, params: list[Tensor], recipe: Recipe, jobs: Jobs) -> None:
         """Update `params` (each `[J, ...]`) in place at every step."""
         self.params, self.recipe, self.jobs = params, recipe, jobs
-        pulled = bool((jobs.mu > 0).any())
+        pulled, self.all_squared = bool((jobs.mu > 0).any()), bool(jobs.squared.all())
         self.anchors = [p.clone() for p in params] if pulled else None
         moments = {"adam": 2, "sgd": 1 if recipe.momentum else 0}[recipe.optimizer]
         self.moments = [[torch.zeros_like(p) for p in params] for _ in range(moments)]
-        self.steps = torch.zeros(len(jobs), device=jobs.mu.device)  # [J] steps taken
+        # [J] steps taken; in double precision, because 1 - 0.999 has only 4 digits in single
+        self.steps = torch.zeros(len(jobs), device=jobs.mu.device, dtype=torch.float64)
 
     @torch.no_grad()
     def step(self, grads: list[Tensor]) -> None:
@@ -48,17 +49,18 @@ class StackedOptimizer:
 
     def _adam(self, w: Tensor, grad: Tensor, first: Tensor, second: Tensor) -> None:
         steps = self.steps[: len(w)].view(-1, *[1] * (w.dim() - 1))
+        rate = (self.recipe.lr / (1 - BETA_1**steps)).to(w.dtype)
+        root = (1 - BETA_2**steps).sqrt().to(w.dtype)
         first.lerp_(grad, 1 - BETA_1)
         second.mul_(BETA_2).addcmul_(grad, grad, value=1 - BETA_2)
-        scale = (second / (1 - BETA_2**steps)).sqrt_().add_(EPSILON)
-        w.sub_(first / scale * (self.recipe.lr / (1 - BETA_1**steps)))
+        w.sub_(first / (second.sqrt() / root).add_(EPSILON) * rate)
 
     def _pull(self, w: Tensor, anchor: Tensor) -> Tensor:
         """Gradient of FedProx's penalty; zero at the anchor in both forms."""
         shape = (-1, *[1] * (w.dim() - 1))
         mu = self.jobs.mu[: len(w)].view(shape)
         away = w - anchor
-        if bool(self.jobs.squared.all()):
+        if self.all_squared:
             return mu * away
         norm = away.flatten(1).norm(dim=1).view(shape)
         direction = torch.where(norm > 0, away / norm.clamp(min=1e-30), 0.0)

@@ -1,0 +1,53 @@
+"""Full gradients at a fixed model, and how far two of them are apart (HA-EdgeFLow)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedglimpse.layout import Layout
+from fedglimpse.sim.evaluate import Evaluator
+
+BATCH = 200
+
+
+def mean_gradient(evaluator: Evaluator, state: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of the mean loss over all examples, at `state`.
+
+    BatchNorm uses its running statistics and does not change them, so that the batches are
+    independent: their mean, weighted by size, is the gradient over all examples at once.
+
+    Args:
+        evaluator: holds the model.
+        state: where the gradient is taken.  # [d]
+        x: raw examples.  # [n, *shape]
+        y: their labels.  # [n]
+
+    Returns:
+        The gradient of all parameters.  # [num_params]
+    """
+    evaluator.load(state)
+    params = list(evaluator.model.parameters())
+    total = state.new_zeros(evaluator.layout.num_params)
+    for some_x, some_y in zip(x.split(BATCH), y.split(BATCH), strict=True):
+        loss = F.cross_entropy(evaluator.forward(some_x).float(), some_y, reduction="sum")
+        grads = torch.autograd.grad(loss / len(y), params, materialize_grads=True)
+        total += torch.cat([g.flatten() for g in grads])
+    return total
+
+
+def distance(layout: Layout, ours: Tensor, theirs: Tensor, per_tensor: bool) -> Tensor:
+    """Return how far two gradients `[num_params]` are apart.
+
+    Args:
+        layout: of the model.
+        ours: a gradient.
+        theirs: another.
+        per_tensor: sum the norms of all parameter tensors, as the authors do; else one norm of
+            the whole difference.
+    """
+    away = ours - theirs
+    if not per_tensor:
+        return away.norm()
+    return torch.stack([away[e.start : e.stop].norm() for e in layout.params]).sum()

@@ -1,0 +1,119 @@
+"""One federation among those that run side by side, and what it does in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedglimpse import needs as catalogue
+from fedglimpse.cost import Activity
+from fedglimpse.data.population import Population
+from fedglimpse.errors import UserError
+from fedglimpse.sim.evaluate import Reward
+from fedglimpse.sim.reports import TrainedClients
+from fedglimpse.types import Choice, Method, View, Visibility
+
+
+@dataclass
+class Lane:
+    """One federation: its clients, who can be seen, and the method that runs it."""
+
+    seed: int
+    population: Population
+    visibility: Visibility
+    method: Method
+    reward: Reward
+    k: int
+    min_visible: int = 1  # rounds with fewer visible clients pass without training
+
+    @property
+    def needs_after(self) -> frozenset[str]:
+        """Reports that only the chosen clients send."""
+        return self.method.selector.learns_from | self.method.aggregator.needs
+
+    @property
+    def trains_first(self) -> bool:
+        """True where all visible clients train before the choice."""
+        return catalogue.trains_before_choice(self.method.selector.needs)
+
+
+@dataclass
+class LaneRound:
+    """What one lane has seen and done in the current round."""
+
+    visible: list[int]  # all visible, also clients without data or whose update was refused
+    ids: Tensor  # [V] those that can be chosen
+    idle: bool  # too few are visible: the round passes without training
+    clients: TrainedClients | None = None  # of `ids`, where they train before the choice
+    view: View | None = None
+    trained: list[int] = field(default_factory=list)  # ids that trained
+    rejected: list[int] = field(default_factory=list)  # ids whose update was not finite
+    selected: list[int] = field(default_factory=list)  # ids whose update was used
+    weights: list[float] = field(default_factory=list)
+    info: Mapping[str, Any] = field(default_factory=dict)
+    train_loss: float | None = None
+
+    @staticmethod
+    def begin(lane: Lane, round_num: int) -> LaneRound:
+        """See who is there."""
+        visible = lane.visibility.visible(lane.seed, round_num)
+        ids = visible[lane.population.sizes[visible] > 0]
+        return LaneRound(visible.tolist(), ids, idle=len(ids) < lane.min_visible)
+
+    def activity(self, lane: Lane, selector_flops: int) -> Activity:
+        """Count what the round did; nothing is asked of anyone in a round that passes idle."""
+        happened = self.view is not None or bool(self.trained)
+        visible = self.visible if happened else []
+        sizes = lane.population.sizes
+        return Activity(
+            needs=lane.method.selector.needs if happened else frozenset(),
+            needs_after=lane.needs_after if self.view is not None else frozenset(),
+            visible=len(visible),
+            visible_examples=int(sizes[visible].sum()),
+            trained=len(self.trained),
+            trained_examples=int(sizes[self.trained].sum()),
+            chosen=len(self.selected),
+            chosen_examples=int(sizes[self.selected].sum()),
+            selector_flops=selector_flops,
+        )
+
+
+def check_lane(lane: Lane) -> None:
+    """Raise UserError for a method that no world can run."""
+    method, objective = lane.method, lane.method.objective
+    catalogue.check(method.selector.needs | lane.needs_after)
+    if method.schedule not in ("parallel", "sequential"):
+        raise UserError(f"schedule={method.schedule!r} is unknown: use 'parallel' or 'sequential'.")
+    if method.schedule == "sequential" and lane.trains_first:
+        names = [n for n in method.selector.needs if catalogue.CATALOGUE[n].phase == "trained"]
+        raise UserError(
+            f"A sequential method trains after the choice, but its selector needs "
+            f"{', '.join(sorted(names))} before it: use schedule='parallel', or move them to "
+            "learns_from."
+        )
+    if not 0 <= objective.distill <= 1 or objective.temperature <= 0:
+        raise UserError(
+            f"distill={objective.distill} with temperature={objective.temperature}: use a share "
+            "in [0, 1] and a temperature greater than 0."
+        )
+
+
+def check_choice(choice: Choice, view: View, k: int) -> None:
+    """Raise UserError where a selector's answer is not a legal set of slots."""
+    slots, limit = choice.slots.tolist(), min(k, view.num_visible)
+    if not 1 <= len(slots) <= limit:
+        problem = f"{len(slots)} slots, but 1 to {limit} are allowed"
+    elif len(set(slots)) < len(slots):
+        problem = f"slots {slots} with a repetition"
+    elif min(slots) < 0 or max(slots) >= view.num_visible:
+        problem = f"slots {slots}, but only 0 to {view.num_visible - 1} exist"
+    elif choice.weights is not None and choice.weights.shape != choice.slots.shape:
+        problem = f"{len(choice.weights)} weights for {len(slots)} slots"
+    elif choice.weights is not None and not choice.weights.isfinite().all():
+        problem = f"weights {choice.weights.tolist()} that are not finite"
+    else:
+        return
+    raise UserError(f"The selector answered round {view.round_num} with {problem}: mend select().")

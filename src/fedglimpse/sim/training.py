@@ -1,0 +1,156 @@
+"""The local trainings of a round: who starts from what, in which order, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedglimpse import rng
+from fedglimpse.errors import UserError
+from fedglimpse.sim.jobs import Jobs, LocalTrainer
+from fedglimpse.sim.lane import Lane
+from fedglimpse.sim.reports import TrainedClients
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What came of one lane's trainings."""
+
+    clients: TrainedClients  # those whose result is finite
+    kept: Tensor  # [V] their positions among the ids that were asked for
+    rejected: list[int]  # ids of the others
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Clients of one lane that train at the same time."""
+
+    r: int  # the lane
+    ids: Tensor  # [n]
+    starts: Tensor  # [n, d], with stride 0 where all start from the same state
+    first: int  # position in the round of the first of them
+
+
+def train_round(
+    trainer: LocalTrainer,
+    lanes: Sequence[Lane],
+    states: Tensor,
+    round_num: int,
+    ids_of: Mapping[int, Tensor],
+) -> dict[int, Finished]:
+    """Train some clients of some lanes, as many as possible at once.
+
+    Clients of a parallel lane start where its aggregator says. Those of a sequential lane train
+    one after the other in the order of their ids' list, each from the last finite result, the
+    first from the global state; the i-th clients of all sequential lanes train together.
+
+    Args:
+        trainer: runs the trainings.
+        lanes: all lanes.
+        states: their global states.  # [R, d]
+        round_num: the current round.
+        ids_of: lane -> ids of the clients that train.
+    """
+    parallel = [r for r in ids_of if lanes[r].method.schedule == "parallel"]
+    tasks = [_Task(r, ids_of[r], _starts(lanes[r], states[r], ids_of[r]), 0) for r in parallel]
+    heads = {r: states[r].clone() for r in ids_of if r not in parallel}  # where each chain stands
+    parts: dict[int, list[Finished]] = {r: [] for r in ids_of}
+    for stage in range(max([1, *(len(ids_of[r]) for r in heads)])):
+        for r, head in heads.items():
+            ids = ids_of[r][stage : stage + 1]
+            tasks.append(_Task(r, ids, head.expand(len(ids), -1), stage))
+        for task, done in _run(trainer, lanes, round_num, [t for t in tasks if len(t.ids)]):
+            parts[task.r].append(done)
+            if task.r in heads and len(done.kept):
+                heads[task.r] = done.clients.states[-1]
+        tasks = []
+    return {r: _joined(some) for r, some in parts.items() if some}
+
+
+def _starts(lane: Lane, state: Tensor, ids: Tensor) -> Tensor:
+    """Ask a lane's aggregator what these clients train from `[n, d]`."""
+    starts = lane.method.aggregator.starts(state.clone(), ids)
+    if starts.shape != (len(ids), len(state)):
+        raise UserError(
+            f"{type(lane.method.aggregator).__name__}.starts returned shape {tuple(starts.shape)}: "
+            f"return one state of {len(state)} floats for each of the {len(ids)} clients."
+        )
+    return starts
+
+
+def _run(
+    trainer: LocalTrainer, lanes: Sequence[Lane], round_num: int, tasks: Sequence[_Task]
+) -> list[tuple[_Task, Finished]]:
+    """Run tasks in one call of the trainer and keep the finite results."""
+    if not tasks:
+        return []
+    start, jobs = _table(lanes, round_num, tasks)
+    trained = trainer.train(start, jobs)
+    finite = trained.states.isfinite().all(dim=1).cpu()  # [J]
+    answers, at = [], 0
+    for task in tasks:
+        part = slice(at, at + len(task.ids))
+        at += len(task.ids)
+        clients = TrainedClients(
+            ids=task.ids,
+            starts=task.starts,
+            states=trained.states[part],
+            loss=trained.loss[part],
+            squared_loss=trained.squared_loss[part],
+        )
+        kept = finite[part].nonzero().flatten()
+        if len(kept) < len(task.ids):
+            clients = clients.pick(kept)
+        rejected = task.ids[~finite[part]].tolist()
+        answers.append((task, Finished(clients, kept + task.first, rejected)))
+    return answers
+
+
+def _table(lanes: Sequence[Lane], round_num: int, tasks: Sequence[_Task]) -> tuple[Tensor, Jobs]:
+    """Return the start states `[S, d]` and the jobs of some tasks."""
+    start, index, keys, visits, lines, sizes, objectives = [], [], [], [], [], [], []
+    count = 0  # rows of `start`
+    for task in tasks:
+        lane, objective = lanes[task.r], lanes[task.r].method.objective
+        shared = task.starts.stride(0) == 0
+        start.append(task.starts[:1] if shared else task.starts)
+        index += [count + (0 if shared else i) for i in range(len(task.ids))]
+        count += len(start[-1])
+        keys += [rng.key(lane.seed, "train", round_num, i) for i in task.ids.tolist()]
+        for i in range(len(task.ids)):
+            objectives.append(objective)
+            visit = round_num * lane.k + task.first + i
+            visits.append(visit if objective.block_cycle else -1)
+        some_lines, some_sizes = lane.population.take(task.ids)
+        lines.append(some_lines)
+        sizes.append(some_sizes)
+    width = max(part.shape[1] for part in lines)
+    jobs = Jobs(
+        start=torch.tensor(index),
+        keys=torch.tensor(keys),
+        rows=torch.cat([F.pad(part, (0, width - part.shape[1])) for part in lines]),
+        sizes=torch.cat(sizes),
+        mu=torch.tensor([float(o.proximal_mu) for o in objectives]),
+        squared=torch.tensor([o.proximal_squared for o in objectives]),
+        distill=torch.tensor([float(o.distill) for o in objectives]),
+        temperature=torch.tensor([float(o.temperature) for o in objectives]),
+        visit=torch.tensor(visits),
+    )
+    states = torch.cat(start)
+    return states, jobs.to(states.device)
+
+
+def _joined(parts: Sequence[Finished]) -> Finished:
+    """Put the links of a chain together."""
+    if len(parts) == 1:
+        return parts[0]
+    fields = zip(*(vars(part.clients).values() for part in parts), strict=True)
+    return Finished(
+        clients=TrainedClients(*(torch.cat(values) for values in fields)),
+        kept=torch.cat([part.kept for part in parts]),
+        rejected=[i for part in parts for i in part.rejected],
+    )
