@@ -37,6 +37,7 @@ def describe(info: MethodInfo) -> Description:
     method = info.build(setting)
     asked = method.selector.needs
     after = (method.selector.learns_from | method.aggregator.needs) - asked
+    after = {name for name in after if not CATALOGUE[name].from_upload}
     post = trains_before_choice(asked)
     everything = any(CATALOGUE[n].uploads_model for n in asked)
     sent = ["V·d" if everything else "K·d"]

@@ -1,0 +1,71 @@
+"""Oracle balance: reads private label counts and pools the K clients that are most even together.
+
+Not a method one could deploy: no server may know its clients' labels. It is an upper reference for
+what selection can gain, refused unless `options.allow_oracle=true`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.errors import UserError
+from fedglimpse.methods.base import MethodInfo, Setting, Stateless
+from fedglimpse.methods.subsets import Value, best_subset
+from fedglimpse.types import Choice, Method, View
+
+
+@dataclass(frozen=True)
+class Options:
+    """`options.*` of oracle-balance."""
+
+    allow_oracle: bool = False  # true: you know that its results are not to be had in practice
+
+
+def evenness(counts: Tensor) -> Value:
+    """Return the value of a subset: minus the squared distance of its class shares to equal ones.
+
+    Args:
+        counts: local examples of each class.  # [V, C]
+    """
+    counts = counts.double()
+
+    def value(subsets: Tensor) -> Tensor:
+        pooled = counts[subsets].sum(1)  # [B, C]
+        share = pooled / pooled.sum(1, keepdim=True)
+        return -(share - 1 / counts.shape[1]).square().sum(1)
+
+    return value
+
+
+class OracleBalance(Stateless):
+    """Chooses the most even subset."""
+
+    needs = frozenset({"label_histogram"})
+
+    def select(self, view: View, k: int) -> Choice:
+        """Search for the most even pool; every record says that an oracle was at work."""
+        value = evenness(view.reports["label_histogram"])
+        slots = best_subset(value, view.num_visible, k, view.rng)
+        return Choice(slots, info={"oracle": True})
+
+
+def build(setting: Setting) -> Method:
+    """Return the oracle, if it is allowed."""
+    if not setting.options(Options).allow_oracle:
+        raise UserError(
+            "method=oracle-balance reads the clients' private labels, so it is only an upper "
+            "reference: add options.allow_oracle=true to run it as one."
+        )
+    return Method(OracleBalance(), WeightedDelta())
+
+
+INFO = MethodInfo(
+    name="oracle-balance",
+    summary="ORACLE: the K clients whose pooled labels are most even, an upper reference",
+    source="control",
+    build=build,
+    example_options={"allow_oracle": True},
+)

@@ -1,0 +1,69 @@
+"""Power-of-Choice: asks m candidates for their loss and trains the K that do worst.
+
+Cho, Wang and Joshi, "Client Selection in Federated Learning: Convergence Analysis and
+Power-of-Choice Selection Strategies", 2020. Candidates are drawn in proportion to their size.
+
+Deviation 1: the candidates are drawn among the clients that reported, so that with m < |C| the
+recorded costs are those of asking all visible clients: an upper bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.methods.base import (
+    WEIGHTS,
+    MethodInfo,
+    Setting,
+    Stateless,
+    one_of,
+    require,
+    top_slots,
+    weights_of,
+)
+from fedglimpse.types import Choice, Method, View
+
+
+@dataclass(frozen=True)
+class Options:
+    """`options.*` of Power-of-Choice."""
+
+    candidates: int = 0  # m; 0: twice selection.k; the number of visible clients: greedy
+    weights: str = "uniform"  # as in the article, or size
+
+    def __post_init__(self) -> None:
+        require(self.candidates >= 0, "candidates", self.candidates, "0 for 2K, or a number m")
+        one_of("weights", self.weights, *WEIGHTS)
+
+
+class HighestLoss(Stateless):
+    """Chooses the candidates with the highest loss of the global model."""
+
+    needs = frozenset({"loss"})
+
+    def __init__(self, options: Options) -> None:
+        """Keep the options."""
+        self.options = options
+
+    def select(self, view: View, k: int) -> Choice:
+        """Draw candidates without replacement, then take the worst off."""
+        asked = min(max(self.options.candidates or 2 * k, k), view.num_visible)
+        drawn = torch.multinomial(view.sizes.double(), asked, generator=view.rng)  # [m] slots
+        slots = drawn[top_slots(view.reports["loss"][drawn], k, view.rng)]
+        return Choice(slots, weights_of(self.options.weights, slots))
+
+
+def build(setting: Setting) -> Method:
+    """Return Power-of-Choice."""
+    return Method(HighestLoss(setting.options(Options)), WeightedDelta())
+
+
+INFO = MethodInfo(
+    name="power-of-choice",
+    summary="of m random candidates, the K with the highest loss",
+    source="Cho et al. 2020",
+    build=build,
+)

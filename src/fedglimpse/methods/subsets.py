@@ -1,0 +1,79 @@
+"""Choosing K clients as a set: exact search where that is cheap, greedy beyond.
+
+A per-client score cannot say "these five together". The methods that need that (herd, dpp,
+oracle-balance) give the value of a whole subset and leave the search to this file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Value = Callable[[Tensor], Tensor]  # subsets as slots [B, K] -> their values [B]; larger is better
+
+EXACT_LIMIT = 5_000  # subsets that are all tried; beyond, the search is greedy
+RANDOM_STARTS = 3  # of the greedy search, besides the greedy one
+TIE = 1e-9  # values nearer to the best than this share of their range count as equal to it
+
+
+def best_subset(value: Value, num: int, k: int, generator: torch.Generator) -> Tensor:
+    """Return the slots of the best subset of min(k, num) out of `num`, in rising order.
+
+    Every subset is tried while there are at most `EXACT_LIMIT`; beyond, the search is greedy.
+    Ties are broken at random.
+    """
+    k = min(k, num)
+    if math.comb(num, k) <= EXACT_LIMIT:
+        return exact_subset(value, num, k, generator)
+    return near_best_subset(value, num, k, generator).sort().values
+
+
+def exact_subset(value: Value, num: int, k: int, generator: torch.Generator) -> Tensor:
+    """Return the best of all subsets of `k` slots."""
+    subsets = torch.combinations(torch.arange(num), k)  # [B, K]
+    return subsets[_argmax(value(subsets), generator)]
+
+
+def near_best_subset(value: Value, num: int, k: int, generator: torch.Generator) -> Tensor:
+    """Improve a greedy and a few random subsets by swaps; returns the best of them."""
+    starts = [torch.randperm(num, generator=generator)[:k] for _ in range(RANDOM_STARTS)]
+    starts.append(greedy_subset(value, num, k, generator))
+    found = torch.stack([improve(value, chosen, num, generator) for chosen in starts])
+    return found[_argmax(value(found), generator)]
+
+
+def greedy_subset(value: Value, num: int, k: int, generator: torch.Generator) -> Tensor:
+    """Add the slot that makes the best subset with those before it, `k` times."""
+    chosen = torch.empty(0, dtype=torch.long)
+    for _ in range(k):
+        candidates = torch.cat([chosen.expand(num, -1), torch.arange(num)[:, None]], dim=1)
+        candidates = candidates[~torch.isin(torch.arange(num), chosen)]  # [B, taken + 1]
+        chosen = candidates[_argmax(value(candidates), generator)]
+    return chosen
+
+
+def improve(value: Value, chosen: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """Swap chosen slots for others, one at a time, until no single swap is better."""
+    best = float(value(chosen[None]))
+    better = True
+    while better:
+        better = False
+        for position in range(len(chosen)):
+            others = torch.arange(num)[~torch.isin(torch.arange(num), chosen)]
+            candidates = chosen.repeat(len(others), 1)  # [B, K]
+            candidates[:, position] = others
+            values = value(candidates)
+            at = _argmax(values, generator)
+            if float(values[at]) > best + TIE * abs(best):
+                chosen, best, better = candidates[at], float(values[at]), True
+    return chosen
+
+
+def _argmax(values: Tensor, generator: torch.Generator) -> int:
+    """Return the position of the largest value; equal ones, rounding aside, draw lots."""
+    slack = TIE * (values.max() - values.min())
+    ties = (values >= values.max() - slack).nonzero().flatten()
+    return int(ties[torch.randint(len(ties), (), generator=generator)])
