@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +15,7 @@ from fedglimpse.cost import CostModel, ModelFlops
 from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.population import Population, build_population, default_proxy_size
 from fedglimpse.data.sources import load
+from fedglimpse.errors import UserError
 from fedglimpse.layout import Layout
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
@@ -168,9 +170,34 @@ def _trainer(parts: Parts, channels_last: bool) -> LocalTrainer:
     model = parts.model(0)
     examples = Examples(parts.dataset.x_train, parts.dataset.y_train, recipe.augment)
     slow_stack = parts.device.type == "cpu" and has_convolutions(model)
+    if kind == "graphed" or (kind == "auto" and parts.device.type == "cuda"):
+        graphed = _graphed(model, examples, recipe, parts)
+        if graphed is not None:
+            return graphed
     if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model)):
         return BatchedTrainer(model, examples, recipe, parts.precision)
     return SerialTrainer(model, examples, recipe, parts.precision, channels_last)
+
+
+def _graphed(
+    model: nn.Module, examples: Examples, recipe: Recipe, parts: Parts
+) -> LocalTrainer | None:
+    """Return the GPU trainer where model and machine allow it; None for `auto` elsewhere."""
+    reason = ""
+    if parts.device.type != "cuda":
+        reason = "needs engine.device=cuda"
+    elif importlib.util.find_spec("triton") is None:
+        reason = "needs the package triton, which comes with PyTorch for CUDA"
+    else:
+        from fedglimpse.sim.gpu.channels_last import fits
+        from fedglimpse.sim.gpu.graphed import GraphedTrainer
+
+        if fits(model):
+            return GraphedTrainer(model, examples, recipe, parts.precision)
+        reason = "takes only the layers listed in docs/simulator.md"
+    if parts.config.engine.trainer == "graphed":
+        raise UserError(f"engine.trainer=graphed {reason}: use engine.trainer=auto.")
+    return None
 
 
 def _sketch(config: Config, layout: Layout) -> SketchOfRows:

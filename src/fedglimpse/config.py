@@ -116,7 +116,7 @@ class EngineConfig:
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: str = "fp32"  # fp32; tf32 and bf16 on a GPU
-    trainer: str = "auto"  # auto, serial, batched
+    trainer: str = "auto"  # auto, serial, batched; graphed on a GPU
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sketch.scale": ("sqrt", "mean"),
     "reward.metric": ("f1", "accuracy"),
     "engine.precision": ("fp32", "tf32", "bf16"),
-    "engine.trainer": ("auto", "serial", "batched"),
+    "engine.trainer": ("auto", "serial", "batched", "graphed"),
 }
 
 AT_LEAST: dict[str, int] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -36,6 +38,15 @@ def test_agreement_scores_higher_and_the_bar_falls() -> None:
     assert len(abc(mixed, 10, 5).slots) == 5  # the bar is 0 in round T
     assert len(abc(mixed, 50, 5).slots) == 5
     assert len(abc(mixed, 0, 5, options__threshold=0.0).slots) == 5
+
+
+def test_a_client_is_compared_with_the_others_only() -> None:
+    p, q = [0.5, 0.5], [0.9, 0.1]
+    q_to_p = 0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5)  # KL(q || p)
+    p_to_q = 0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)
+    scores = attention(torch.tensor([[p], [q]]))
+    expected = math.exp(-q_to_p) / (math.exp(-q_to_p) + math.exp(-p_to_q))
+    assert scores[0].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_single_client_is_its_own_best() -> None:

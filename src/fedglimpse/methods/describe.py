@@ -37,9 +37,9 @@ def describe(info: MethodInfo) -> Description:
     method = info.build(setting)
     asked = method.selector.needs
     after = (method.selector.learns_from | method.aggregator.needs) - asked
-    after = {name for name in after if not CATALOGUE[name].from_upload}
+    after = frozenset(name for name in after if not CATALOGUE[name].from_upload)
     post = trains_before_choice(asked)
-    everything = any(CATALOGUE[n].uploads_model for n in asked)
+    everything = method.takes_all or any(CATALOGUE[n].uploads_model for n in asked)
     sent = ["V·d" if everything else "K·d"]
     sent += [f"V·{_floats(CATALOGUE[n])}" for n in sorted(asked) if _floats(CATALOGUE[n])]
     sent += [f"K·{_floats(CATALOGUE[n])}" for n in sorted(after) if _floats(CATALOGUE[n])]
@@ -49,10 +49,16 @@ def describe(info: MethodInfo) -> Description:
         source=info.source,
         confidence=info.confidence,
         phase="post" if post else "pre",
-        trains="all visible, then chooses" if post else "the chosen",
+        trains=_trains(post, method.takes_all),
         uplink=" + ".join(sent),
         needs=tuple(sorted(asked)),
     )
+
+
+def _trains(post: bool, takes_all: bool) -> str:
+    if takes_all:
+        return "all visible"
+    return "all visible, then chooses" if post else "the chosen"
 
 
 def _floats(need: Need) -> str:

@@ -1,8 +1,7 @@
 """Oort: clients whose loss promised most last time, with a share for clients never tried.
 
 Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant
-Selection", 2021; github.com/SymbioticLab/Oort. Utility: U_i = n_i * sqrt(mean squared loss).
-Deviations from that code are numbered in docs/methods/oort.md.
+Selection", 2021; github.com/SymbioticLab/Oort. Deviations: docs/methods/oort.md.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Options:
 
 
 class Oort(Stateless):
-    """Exploits high utilities, explores the rest."""
+    """Exploits high utilities U_i = n_i * sqrt(mean squared example loss), explores the rest."""
 
     learns_from = frozenset({"rms_loss"})
 

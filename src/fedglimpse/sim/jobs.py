@@ -97,23 +97,30 @@ class Tally:
         self.loss, self.squared = torch.zeros(2, jobs, device=device)  # [J] each
         self.steps, self.examples = torch.zeros(2, jobs, device=device, dtype=torch.long)
 
-    def add(self, part: int | slice, each: Tensor, counts: Tensor | int) -> None:
+    def add(self, part: int | slice, each: Tensor, counts: Tensor) -> None:
         """Take in one batch of some jobs.
 
         Args:
             part: which jobs.
             each: loss of every example, 0 for padding.  # [B] for one job, else [A, B]
-            counts: real examples in the batch.  # [A], or a number for one job
+            counts: real examples in the batch, 0 for a job that rests.  # [A] or, for one job, []
         """
-        self.loss[part] += each.sum(-1) / counts
+        self.loss[part] += each.sum(-1) / counts.clamp(min=1)
         self.squared[part] += each.square().sum(-1)
-        self.steps[part] += 1
+        self.steps[part] += counts > 0
         self.examples[part] += counts
 
     def put(self, index: Tensor, other: Tally) -> None:
         """Take over the sums of `other` as those of the jobs at these positions."""
         for name, value in vars(other).items():
             getattr(self, name)[index] = value
+
+    def first(self, jobs: int) -> Tally:
+        """Return a copy of the sums of the first jobs."""
+        some = Tally(jobs, self.loss.device)
+        for name, value in vars(self).items():
+            setattr(some, name, value[:jobs].clone())
+        return some
 
     def over(self, states: Tensor) -> Trained:
         """Return the means, beside the trained states `[J, d]`."""

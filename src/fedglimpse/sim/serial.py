@@ -99,7 +99,7 @@ class SerialTrainer:
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-                tally.add(j, each.detach(), count)
+                tally.add(j, each.detach(), torch.tensor(count, device=each.device))
 
     def _distilled(
         self, loss: Tensor, logits: Tensor, teacher: nn.Module, x: Tensor, job: Jobs

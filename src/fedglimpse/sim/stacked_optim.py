@@ -27,33 +27,54 @@ class StackedOptimizer:
         # [J] steps taken; in double precision, because 1 - 0.999 has only 4 digits in single
         self.steps = torch.zeros(len(jobs), device=jobs.mu.device, dtype=torch.float64)
 
+    def memory(self) -> list[Tensor]:
+        """Return everything a step changes besides the parameters."""
+        return [self.steps, *(m for kind in self.moments for m in kind)]
+
+    def reset(self) -> None:
+        """Begin anew from the parameters as they are now."""
+        for value in self.memory():
+            value.zero_()
+        for anchor, param in zip(self.anchors or [], self.params, strict=False):
+            anchor.copy_(param)
+
     @torch.no_grad()
-    def step(self, grads: list[Tensor]) -> None:
-        """Apply one step to the first `len(grads[0])` jobs."""
-        active = len(grads[0])
-        self.steps[:active] += 1
+    def step(self, grads: list[Tensor], active: Tensor | None = None) -> None:
+        """Apply one step to the first `len(grads[0])` jobs.
+
+        Args:
+            grads: gradients of every parameter.  # [A, ...]
+            active: which of these jobs step; None: all of them.  # [A] bool
+        """
+        count = len(grads[0])
+        self.steps[:count] += 1 if active is None else active
         for i, (param, grad) in enumerate(zip(self.params, grads, strict=True)):
-            w = param[:active]
+            w = param[:count]
+            shape = (-1, *[1] * (w.dim() - 1))
+            gate = None if active is None else active.view(shape)
             if self.anchors is not None:
-                grad = grad + self._pull(w, self.anchors[i][:active])
+                grad = grad + self._pull(w, self.anchors[i][:count])
             if self.recipe.weight_decay:
                 grad = grad.add(w, alpha=self.recipe.weight_decay)
-            moments = [m[i][:active] for m in self.moments]
+            moments = [m[i][:count] for m in self.moments]
             if self.recipe.optimizer == "adam":
-                self._adam(w, grad, moments[0], moments[1])
-            elif moments:
-                moments[0].mul_(self.recipe.momentum).add_(grad)
-                w.add_(moments[0], alpha=-self.recipe.lr)
-            else:
-                w.add_(grad, alpha=-self.recipe.lr)
+                self._adam(w, grad, moments[0], moments[1], gate)
+                continue
+            if moments:
+                _put(moments[0], moments[0] * self.recipe.momentum + grad, gate)
+                grad = moments[0]
+            w.add_(grad if gate is None else grad * gate, alpha=-self.recipe.lr)
 
-    def _adam(self, w: Tensor, grad: Tensor, first: Tensor, second: Tensor) -> None:
-        steps = self.steps[: len(w)].view(-1, *[1] * (w.dim() - 1))
+    def _adam(
+        self, w: Tensor, grad: Tensor, first: Tensor, second: Tensor, gate: Tensor | None
+    ) -> None:
+        steps = self.steps[: len(w)].clamp(min=1).view(-1, *[1] * (w.dim() - 1))
         rate = (self.recipe.lr / (1 - BETA_1**steps)).to(w.dtype)
         root = (1 - BETA_2**steps).sqrt().to(w.dtype)
-        first.lerp_(grad, 1 - BETA_1)
-        second.mul_(BETA_2).addcmul_(grad, grad, value=1 - BETA_2)
-        w.sub_(first / (second.sqrt() / root).add_(EPSILON) * rate)
+        _put(first, first.lerp(grad, 1 - BETA_1), gate)
+        _put(second, (second * BETA_2).addcmul_(grad, grad, value=1 - BETA_2), gate)
+        move = first / (second.sqrt() / root).add_(EPSILON) * rate
+        w.sub_(move if gate is None else move * gate)
 
     def _pull(self, w: Tensor, anchor: Tensor) -> Tensor:
         """Gradient of FedProx's penalty; zero at the anchor in both forms."""
@@ -65,3 +86,8 @@ class StackedOptimizer:
         norm = away.flatten(1).norm(dim=1).view(shape)
         direction = torch.where(norm > 0, away / norm.clamp(min=1e-30), 0.0)
         return mu * torch.where(self.jobs.squared[: len(w)].view(shape), away, direction)
+
+
+def _put(target: Tensor, value: Tensor, gate: Tensor | None) -> None:
+    """Write `value` into `target` where the gate is open."""
+    target.copy_(value if gate is None else torch.where(gate, value, target))

@@ -1,0 +1,1 @@
+"""The fast path on a CUDA device: Triton convolutions, compiled steps, CUDA graphs."""

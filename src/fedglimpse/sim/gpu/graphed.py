@@ -1,0 +1,207 @@
+"""Local training on a GPU: one compiled step of all clients, captured once and replayed.
+
+A captured step reads its place in the epoch from the device, so that a round is a handful of
+launches: no tensor comes back to the host until the round is over.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedglimpse.layout import Layout
+from fedglimpse.sim.batched import BatchedTrainer
+from fedglimpse.sim.gpu.channels_last import Passed, forward
+from fedglimpse.sim.jobs import Examples, Jobs, Recipe, Tally, Trained, steps_per_epoch
+from fedglimpse.sim.precision import Precision, numerics
+from fedglimpse.sim.stacked import chain
+from fedglimpse.sim.stacked_optim import StackedOptimizer
+
+MAX_JOBS = 160  # clients in one captured step
+_WARM_UP = 3  # steps before capture, so that every lazy set-up is done
+
+
+class GraphedTrainer:
+    """Trains all jobs of all lanes by replaying one captured step; agrees with `SerialTrainer`.
+
+    Jobs that distil or train single blocks go to the `BatchedTrainer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        examples: Examples,
+        recipe: Recipe,
+        precision: Precision = "fp32",
+        max_jobs: int | None = None,
+        compiled: bool = True,
+    ) -> None:
+        """Take the structure of `model`, which must be of layers that `fits`.
+
+        Args:
+            model: its values are not used.
+            examples: the training set, on a CUDA device.
+            recipe: optimizer, batch size, epochs.
+            precision: of forward and backward passes.
+            max_jobs: clients in memory at a time; more are trained in waves.
+            compiled: fuse elementwise work with torch.compile (half a minute, once a shape).
+        """
+        self.plain = BatchedTrainer(model, examples, recipe, precision, max_jobs)
+        self.layers, self.layout = chain(model), Layout.of(model)
+        self.examples, self.recipe, self.precision = examples, recipe, precision
+        self.max_jobs, self.compiled = min(max_jobs or MAX_JOBS, MAX_JOBS), compiled
+        self.steps: dict[tuple[int, bool, bool], _Step] = {}
+
+    def train(self, start: Tensor, jobs: Jobs) -> Trained:
+        """Train every job; the answer is in the order of `jobs`."""
+        if bool((jobs.distill > 0).any() | (jobs.visit >= 0).any()):
+            return self.plain.train(start, jobs)
+        states = start.new_empty(len(jobs), self.layout.size)
+        tally = Tally(len(jobs), start.device)
+        named = self.layout.unpack(start)
+        for index in torch.arange(len(jobs), device=start.device).split(self.max_jobs):
+            wave = jobs.pick(index)
+            step = self._step(wave)
+            step.load(named, wave)
+            for epoch in range(self.recipe.epochs):
+                step.shuffle(epoch)
+                for _ in range(steps_per_epoch(wave.sizes, self.recipe.batch_size)):
+                    step.run()
+            states[index] = self.layout.pack(step.state)[: len(wave)]
+            tally.put(index, step.tally.first(len(wave)))
+        return tally.over(states)
+
+    def _step(self, wave: Jobs) -> _Step:
+        """Return the captured step that has room for these jobs."""
+        jobs, width = bucket(len(wave), self.max_jobs), wave.rows.shape[1]
+        pulled, squared = bool((wave.mu > 0).any()), bool(wave.squared.all())
+        kind = (jobs, pulled, squared)
+        if kind not in self.steps or self.steps[kind].width < width:
+            self.steps[kind] = _Step(self, jobs, width, pulled, squared)
+        return self.steps[kind]
+
+
+def bucket(jobs: int, limit: int) -> int:
+    """Round a number of jobs up, so that few different steps are captured."""
+    unit = 1 if jobs <= 8 else 4 if jobs <= 32 else 16
+    return min(-(-jobs // unit) * unit, max(limit, jobs))
+
+
+class _Step:
+    """One optimizer step of J clients, with its memory and its CUDA graph."""
+
+    def __init__(
+        self, trainer: GraphedTrainer, jobs: int, width: int, pulled: bool, squared: bool
+    ) -> None:
+        batch, device = trainer.recipe.batch_size, trainer.examples.y.device
+        self.trainer, self.batch = trainer, batch
+        self.width = -(-width // batch) * batch  # room for whole batches
+        self.state = {
+            e.name: torch.zeros(jobs, *e.shape, device=device) for e in trainer.layout.entries
+        }
+        self.leaves = [e.name for e in trainer.layout.params]
+        zeros = torch.zeros(jobs, device=device)
+        self.jobs = Jobs(
+            start=zeros.long(),
+            keys=zeros.long(),
+            rows=torch.zeros(jobs, self.width, device=device, dtype=torch.long),
+            sizes=zeros.long(),
+            mu=zeros + pulled,
+            squared=torch.full((jobs,), squared, device=device),
+            distill=zeros,
+            temperature=zeros,
+            visit=zeros.long() - 1,
+        )
+        self.rows, self.draws = torch.zeros_like(self.jobs.rows), torch.zeros_like(self.jobs.rows)
+        self.place = torch.zeros((), device=device, dtype=torch.long)  # first example of the batch
+        params = [self.state[n] for n in self.leaves]
+        self.optimizer = StackedOptimizer(params, trainer.recipe, self.jobs)
+        self.tally = Tally(jobs, device)
+        work = trainer.examples
+        self.gather, self.loss = work.batch, self._loss
+        if trainer.compiled:
+            self.gather = torch.compile(work.batch, dynamic=False)
+            self.loss = torch.compile(self._loss, dynamic=False)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def load(self, named: dict[str, Tensor], wave: Jobs) -> None:
+        """Put a wave's clients into this step's memory; the rest of it stays idle."""
+        count = len(wave)
+        for name, value in self.state.items():
+            value[:count] = named[name][wave.start]
+        for name in ("keys", "mu", "squared"):
+            getattr(self.jobs, name)[:count] = getattr(wave, name)
+        self.jobs.sizes.zero_()
+        self.jobs.sizes[:count] = wave.sizes
+        self.jobs.rows[:count, : wave.rows.shape[1]] = wave.rows
+        self.optimizer.reset()
+        for value in vars(self.tally).values():
+            value.zero_()
+
+    def shuffle(self, epoch: int) -> None:
+        """Draw the order of an epoch and go to its beginning."""
+        rows, draws = self.trainer.examples.order(self.jobs, epoch)
+        self.rows.copy_(rows)
+        if draws is not None:
+            self.draws.copy_(draws)
+        self.place.zero_()
+
+    def run(self) -> None:
+        """Take one step; the first call captures it."""
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None
+        self.graph.replay()
+
+    def _capture(self) -> None:
+        """Warm up on a copy of the memory, then record one step."""
+        memory = [*self.state.values(), self.place, *self.optimizer.memory()]
+        memory += vars(self.tally).values()
+        kept = [m.clone() for m in memory]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._once()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._once()
+        for m, value in zip(memory, kept, strict=True):
+            m.copy_(value)
+
+    def _once(self) -> None:
+        """One step of every client, on the device alone."""
+        columns = self.place + torch.arange(self.batch, device=self.place.device)
+        columns = columns.clamp(max=self.width - 1).expand(len(self.rows), -1)  # [J, B]
+        counts = (self.jobs.sizes - self.place).clamp(0, self.batch)
+        counts = counts.masked_fill(counts == 1, 0)
+        draws = self.draws.gather(1, columns) if self.trainer.examples.augment else None
+        x, y = self.gather(self.rows.gather(1, columns), draws)
+        leaves = {n: self.state[n].detach().requires_grad_() for n in self.leaves}
+        flags: Precision = "fp32" if self.trainer.precision == "fp32" else "tf32"
+        with numerics(x.device, flags):  # bf16 is written into the forward pass itself
+            total, each, buffers = self.loss(x, y, {**self.state, **leaves}, counts)
+            grads = torch.autograd.grad(total, list(leaves.values()))
+        self.optimizer.step(list(grads), active=counts > 0)
+        with torch.no_grad():
+            for name, value in buffers.items():
+                self.state[name].copy_(value)
+            self.tally.add(slice(None), each.detach(), counts)
+            self.place += self.batch
+
+    def _loss(
+        self, x: Tensor, y: Tensor, state: dict[str, Tensor], counts: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the sum of mean losses, the loss of every example `[J, B]`, new buffers."""
+        if x.dim() == 5:
+            x = x.permute(0, 1, 3, 4, 2)
+        dtype = torch.bfloat16 if self.trainer.precision == "bf16" else torch.float32
+        passed: Passed = forward(self.trainer.layers, state, x, counts, dtype)
+        logits = passed.logits.float()
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        real = torch.arange(y.shape[1], device=y.device) < counts[:, None]
+        each = each * real
+        total = (each.sum(1) / counts.clamp(min=1)).sum()
+        return total, each, passed.buffers
