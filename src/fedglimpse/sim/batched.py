@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from fedglimpse.sim.jobs import (
     steps_per_epoch,
 )
 from fedglimpse.sim.precision import Precision, numerics
-from fedglimpse.sim.stacked import StackedModel
+from fedglimpse.sim.stacked import Descent, StackedModel
 from fedglimpse.sim.stacked_optim import StackedOptimizer
 
 
@@ -35,6 +36,7 @@ class _Wave:
     leaves: list[str]  # names of the tensors that train
     frozen: frozenset[str]  # layers that do not
     teacher: dict[str, Tensor] | None  # name -> [J, *shape]; None where nobody distils
+    learn: Descent | None  # dense layers step by themselves: plain SGD on a CPU
 
 
 class BatchedTrainer:
@@ -105,7 +107,17 @@ class BatchedTrainer:
         leaves = [n for n in self.trainable if layer_of(n) in train]
         distils = bool((jobs.distill > 0).any())
         teacher = {n: v.clone() for n, v in state.items()} if distils else None
-        return _Wave(jobs, state, leaves, self.stacked.names - frozenset(train), teacher)
+        frozen = self.stacked.names - frozenset(train)
+        learn = Descent.at(self.recipe.lr) if self._steps_alone(jobs) else None
+        if learn is not None:
+            leaves = [n for n in leaves if layer_of(n) not in self.stacked.dense]
+        return _Wave(jobs, state, leaves, frozen, teacher, learn)
+
+    def _steps_alone(self, jobs: Jobs) -> bool:
+        """True where the step of a weight is its gradient and nothing else, on a CPU."""
+        recipe = self.recipe
+        plain = recipe.optimizer == "sgd" and not recipe.momentum and not recipe.weight_decay
+        return plain and not bool((jobs.mu > 0).any()) and jobs.mu.device.type == "cpu"
 
     def _train_wave(self, wave: _Wave) -> Tally:
         jobs, batch_size = wave.jobs, self.recipe.batch_size
@@ -136,7 +148,8 @@ class BatchedTrainer:
         live = {n: v[:active] for n, v in wave.state.items()}
         leaves = {n: live[n].detach().requires_grad_() for n in wave.leaves}
         with numerics(x.device, self.precision):
-            logits = self.stacked.forward(x, {**live, **leaves}, valid, wave.frozen)  # [A, B, C]
+            state = {**live, **leaves}
+            logits = self.stacked.forward(x, state, valid, wave.frozen, wave.learn)  # [A, B, C]
             each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
         each = each.view(y.shape)
         goal = each
@@ -146,8 +159,11 @@ class BatchedTrainer:
         if valid is not None:
             each, goal = each * valid, goal * valid
         loss = goal.sum(1) / counts  # [A]
-        grads = torch.autograd.grad(loss.sum(), list(leaves.values()))
-        return each.detach(), list(grads)
+        wanted = list(leaves.values())
+        if wave.learn is not None:
+            loss.sum().backward(inputs=[wave.learn.token, *wanted])
+            return each.detach(), [cast(Tensor, leaf.grad) for leaf in wanted]
+        return each.detach(), list(torch.autograd.grad(loss.sum(), wanted))
 
     def _distillation(self, wave: _Wave, x: Tensor, logits: Tensor) -> Tensor:
         """Return each example's distance to what the received model says `[A, B]`."""

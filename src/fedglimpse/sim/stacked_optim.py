@@ -46,6 +46,8 @@ class StackedOptimizer:
             grads: gradients of every parameter.  # [A, ...]
             active: which of these jobs step; None: all of them.  # [A] bool
         """
+        if not grads:  # every layer steps by itself
+            return
         count = len(grads[0])
         self.steps[:count] += 1 if active is None else active
         for i, (param, grad) in enumerate(zip(self.params, grads, strict=True)):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse.sim.gpu.conv import conv3x3, supported
+from fedglimpse.sim.gpu.relu_norm import relu_norm
 from fedglimpse.sim.stacked import chain
 
 _POINTWISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Identity)
@@ -62,16 +63,26 @@ def forward(
         training: BatchNorm by batch statistics; False: by running ones.
     """
     buffers: dict[str, Tensor] = {}
-    x = x.to(dtype)
-    for name, layer in layers:
+    x, at = x.to(dtype), 0
+    while at < len(layers):
+        name, layer = layers[at]
         own = {k: state[f"{name}.{k}"] for k, _ in layer.named_parameters()}
+        block = _block(layers, at, x) if training else 0
+        if block:
+            norm_name, norm = layers[at + 2]
+            x, new = _conv_block(
+                x, own, layer, norm, _tensors(state, norm_name), counts, block == 4
+            )
+            buffers |= {f"{norm_name}.{k}": v for k, v in new.items()}
+            at += block
+            continue
         if isinstance(layer, nn.Linear):
             x = _linear(x, own)
         elif isinstance(layer, nn.Conv2d):
-            x = _conv(x, own, cast(int, layer.padding[0]))
+            x = _conv(x, own["weight"], cast(int, layer.padding[0]))
+            x = x + own["bias"].to(x.dtype)[:, None, None, None] if "bias" in own else x
         elif isinstance(layer, _NORMS):
-            running = {k: state[f"{name}.{k}"] for k in ("running_mean", "running_var")}
-            x, new = _batch_norm(layer, x, own, running, counts, training)
+            x, new = _batch_norm(layer, x, _tensors(state, name), counts, training)
             buffers |= {f"{name}.{k}": v for k, v in new.items()}
         elif isinstance(layer, nn.MaxPool2d):
             x = _max_pool(x)
@@ -79,7 +90,68 @@ def forward(
             x = x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x.flatten(2)
         else:
             x = layer(x)
+        at += 1
     return Passed(x, buffers)
+
+
+def _tensors(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the four tensors of a BatchNorm layer."""
+    keys = ("weight", "bias", "running_mean", "running_var")
+    return {k: state[f"{name}.{k}"] for k in keys}
+
+
+def _block(layers: list[tuple[str, nn.Module]], at: int, x: Tensor) -> int:
+    """Return how many layers from `at` on run as one: convolution, ReLU, BatchNorm, perhaps pool.
+
+    0 where they do not follow each other like this, or their shapes do not fit the kernels.
+    """
+    kinds = [type(layer) for _, layer in layers[at : at + 4]]
+    if kinds[:3] != [nn.Conv2d, nn.ReLU, nn.BatchNorm2d]:
+        return 0
+    conv = cast(nn.Conv2d, layers[at][1])
+    if conv.bias is None or not supported(conv.out_channels, conv.out_channels):
+        return 0
+    grown = 2 * cast(int, conv.padding[0]) - 2
+    even = (x.shape[2] + grown) % 2 == 0 and (x.shape[3] + grown) % 2 == 0
+    return 4 if len(kinds) == 4 and kinds[3] is nn.MaxPool2d and even else 3
+
+
+def _conv_block(
+    x: Tensor,
+    own: Mapping[str, Tensor],
+    conv: nn.Module,
+    norm: nn.Module,
+    tensors: Mapping[str, Tensor],
+    counts: Tensor,
+    pool: bool,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Run convolution, ReLU, BatchNorm and, where `pool`, max-pooling."""
+    assert isinstance(conv, nn.Conv2d)
+    assert isinstance(norm, nn.BatchNorm2d)
+    z = _conv(x, own["weight"], cast(int, conv.padding[0]))
+    y, mean, var = relu_norm(
+        z, own["bias"], tensors["weight"], tensors["bias"], counts, norm.eps, pool
+    )
+    places = z.shape[2] * z.shape[3]
+    return y, _running(norm, tensors, mean, var, counts, places)
+
+
+def _running(
+    layer: nn.Module,
+    tensors: Mapping[str, Tensor],
+    mean: Tensor,
+    var: Tensor,
+    counts: Tensor,
+    places: int,
+) -> dict[str, Tensor]:
+    """Return a norm's new running statistics; those of idle clients stay."""
+    count = (counts.float() * places).clamp(min=1)[:, None]
+    share = cast(float, layer.momentum) * (counts > 0).float()[:, None]
+    unbiased = var.detach() * (count / (count - 1).clamp(min=1))
+    return {
+        "running_mean": torch.lerp(tensors["running_mean"], mean.detach(), share),
+        "running_var": torch.lerp(tensors["running_var"], unbiased, share),
+    }
 
 
 def _linear(x: Tensor, own: Mapping[str, Tensor]) -> Tensor:
@@ -89,26 +161,25 @@ def _linear(x: Tensor, own: Mapping[str, Tensor]) -> Tensor:
     return torch.baddbmm(own["bias"].to(x.dtype)[:, None], x, weight)
 
 
-def _conv(x: Tensor, own: Mapping[str, Tensor], pad: int) -> Tensor:
-    weight = own["weight"].to(x.dtype)  # [J, CO, CI, 3, 3]
+def _conv(x: Tensor, weight: Tensor, pad: int) -> Tensor:
+    """Convolve without bias; `weight` as torch keeps it, `[J, CO, CI, 3, 3]`."""
     jobs, outputs, inputs = weight.shape[:3]
-    taps = weight.permute(0, 3, 4, 2, 1).reshape(jobs, 9, inputs, outputs)
+    taps = weight.to(x.dtype).permute(0, 3, 4, 2, 1).reshape(jobs, 9, inputs, outputs)
     if supported(inputs, outputs):
-        out = conv3x3(x.contiguous(), taps.contiguous(), pad)
-    else:
-        out = _conv_by_patches(x, taps, pad)
-    return out + own["bias"].to(x.dtype)[:, None, None, None] if "bias" in own else out
+        return conv3x3(x.contiguous(), taps.contiguous(), pad)
+    return _conv_by_patches(x, taps, pad)
 
 
 def _conv_by_patches(x: Tensor, taps: Tensor, pad: int) -> Tensor:
     """Convolve few input channels: gather the 9 neighbours of every pixel, then multiply."""
     jobs, batch, high, wide, inputs = x.shape
-    out_high, out_wide = high + 2 * pad - 2, wide + 2 * pad - 2
     padded = F.pad(x, (0, 0, pad, pad, pad, pad))
-    near = [padded[:, :, h : h + out_high, w : w + out_wide] for h in range(3) for w in range(3)]
+    near = padded.unfold(2, 3, 1).unfold(3, 3, 1)  # [J, B, H', W', CI, 3, 3]
+    patches = near.permute(0, 1, 2, 3, 5, 6, 4).reshape(jobs, -1, 9 * inputs)
     fill = -9 * inputs % 16  # matrix units want a multiple of 16
-    patches = F.pad(torch.cat(near, dim=-1), (0, fill)).view(jobs, -1, 9 * inputs + fill)
+    patches = F.pad(patches, (0, fill))
     weights = F.pad(taps.reshape(jobs, 9 * inputs, -1), (0, 0, 0, fill))
+    out_high, out_wide = high + 2 * pad - 2, wide + 2 * pad - 2
     return torch.bmm(patches, weights).view(jobs, batch, out_high, out_wide, -1)
 
 
@@ -122,19 +193,17 @@ def _max_pool(x: Tensor) -> Tensor:
 def _batch_norm(
     layer: nn.BatchNorm1d | nn.BatchNorm2d,
     x: Tensor,
-    own: Mapping[str, Tensor],
-    running: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     counts: Tensor,
     training: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     jobs, batch, channels = x.shape[0], x.shape[1], x.shape[-1]
     shape = (jobs, *[1] * (x.dim() - 2), channels)
-    scale, shift = own["weight"], own["bias"]
+    scale, shift = tensors["weight"], tensors["bias"]
     if not training:
-        scale = scale * torch.rsqrt(running["running_var"] + layer.eps)
-        out = x.float() * scale.view(shape)
-        shift = shift - running["running_mean"] * scale
-        return (out + shift.view(shape)).to(x.dtype), {}
+        scale = scale * torch.rsqrt(tensors["running_var"] + layer.eps)
+        shift = shift - tensors["running_mean"] * scale
+        return (x.float() * scale.view(shape) + shift.view(shape)).to(x.dtype), {}
     real = (torch.arange(batch, device=x.device) < counts[:, None]).float()  # [J, B]
     real = real.view(jobs, batch, *[1] * (x.dim() - 2))
     over = tuple(range(1, x.dim() - 1))
@@ -146,7 +215,4 @@ def _batch_norm(
     var = (centred.square() * real).sum(over) / count
     factor = torch.rsqrt(var + layer.eps) * scale
     out = (centred * factor.view(shape) + shift.view(shape)).to(x.dtype)
-    momentum = cast(float, layer.momentum) * (counts > 0).float()[:, None]
-    unbiased = var.detach() * (count / (count - 1).clamp(min=1))
-    new = {"running_mean": mean.detach(), "running_var": unbiased}
-    return out, {k: torch.lerp(running[k], v, momentum) for k, v in new.items()}
+    return out, _running(layer, tensors, mean, var, counts, places)

@@ -119,10 +119,11 @@ class _Step:
         self.optimizer = StackedOptimizer(params, trainer.recipe, self.jobs)
         self.tally = Tally(jobs, device)
         work = trainer.examples
-        self.gather, self.loss = work.batch, self._loss
+        self.gather, self.loss, self.update = work.batch, self._loss, self.optimizer.step
         if trainer.compiled:
             self.gather = torch.compile(work.batch, dynamic=False)
             self.loss = torch.compile(self._loss, dynamic=False)
+            self.update = torch.compile(self.optimizer.step, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def load(self, named: dict[str, Tensor], wave: Jobs) -> None:
@@ -184,7 +185,7 @@ class _Step:
         with numerics(x.device, flags):  # bf16 is written into the forward pass itself
             total, each, buffers = self.loss(x, y, {**self.state, **leaves}, counts)
             grads = torch.autograd.grad(total, list(leaves.values()))
-        self.optimizer.step(list(grads), active=counts > 0)
+        self.update(list(grads), counts > 0)
         with torch.no_grad():
             for name, value in buffers.items():
                 self.state[name].copy_(value)

@@ -1,0 +1,237 @@
+"""ReLU, BatchNorm and 2x2 max-pooling of J clients in as few passes over memory as possible.
+
+The client models put these behind every convolution: y = pool(BatchNorm(ReLU(z + bias))). Written
+layer by layer they read and write the activations a dozen times a step; here
+
+    forward   reads z twice (statistics, then result) and writes y
+    backward  reads z and the gradient twice (sums, then result) and writes the gradient of z
+
+Everything between is recomputed in registers. Sums are in float32 and in a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_PARTS = 16  # programs that share a client's pixels
+_TILE = 4096  # numbers a program holds at a time
+
+
+@triton.jit
+def _moments_kernel(z, bias, counts, out, rows, per_image, STEPS: tl.constexpr, C: tl.constexpr,
+                    BM: tl.constexpr):  # fmt: skip
+    """Sums of r and r^2, r = ReLU(z + bias), over one part of a client's real pixels."""
+    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    c = tl.arange(0, C)
+    b = tl.load(bias + job * C + c).to(tl.float32)
+    real = tl.load(counts + job) * per_image
+    first = tl.zeros((C,), dtype=tl.float32)
+    second = tl.zeros((C,), dtype=tl.float32)
+    for step in range(0, STEPS):
+        m = (part * STEPS + step) * BM + tl.arange(0, BM)
+        keep = ((m < rows) & (m < real))[:, None]
+        value = tl.load(z + (job * rows + m)[:, None] * C + c[None, :], mask=keep, other=0.0)
+        r = tl.where(keep, tl.maximum(value.to(tl.float32) + b[None, :], 0.0), 0.0)
+        first += tl.sum(r, axis=0)
+        second += tl.sum(r * r, axis=0)
+    out += (job * tl.num_programs(0) + part) * 2 * C
+    tl.store(out + c, first)
+    tl.store(out + C + c, second)
+
+
+@triton.jit
+def _place(m, wide, POOL: tl.constexpr, corner: tl.constexpr):
+    """Row of z that output pixel m reads; with pooling, the given corner of its 2x2 square.
+
+    Images are even-sided here, so the input row of output (image, h, w) is image-major too.
+    """
+    if POOL:
+        half = wide // 2
+        row = m // half  # image * high/2 + h
+        return (2 * row + corner // 2) * wide + 2 * (m % half) + corner % 2
+    return m
+
+
+@triton.jit
+def _result_kernel(z, bias, scale, shift, out, rows_out, rows_in, wide,
+                   C: tl.constexpr, BM: tl.constexpr, POOL: tl.constexpr):  # fmt: skip
+    """Write ReLU(z + bias) * scale + shift, or the largest of each 2x2 square of it."""
+    job = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    c = tl.arange(0, C)
+    keep = (m < rows_out)[:, None]
+    b = tl.load(bias + job * C + c).to(tl.float32)[None, :]
+    s = tl.load(scale + job * C + c)[None, :]
+    t = tl.load(shift + job * C + c)[None, :]
+    best = tl.full((BM, C), float("-inf"), dtype=tl.float32)
+    for corner in tl.static_range(4 if POOL else 1):
+        place = (job * rows_in + _place(m, wide, POOL, corner))[:, None] * C + c[None, :]
+        value = tl.load(z + place, mask=keep, other=0.0).to(tl.float32)
+        best = tl.maximum(best, tl.maximum(value + b, 0.0) * s + t)
+    place = (job * rows_out + m)[:, None] * C + c[None, :]
+    tl.store(out + place, best.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _back_kernel(z, bias, mean, inverse, weight, beta, grad, sums, counts, out_z, out_sums,
+                 rows_out, rows_in, per_image, wide,
+                 STEPS: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, POOL: tl.constexpr,
+                 FINAL: tl.constexpr):  # fmt: skip
+    """First pass: sums of dy and dy * x^ (the gradients of beta and weight), by parts.
+
+    Second pass (FINAL): dz, and by parts its sum (the gradient of the bias).
+    """
+    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    c = tl.arange(0, C)
+    at = job * C + c
+    b = tl.load(bias + at).to(tl.float32)[None, :]
+    mu = tl.load(mean + at)[None, :]
+    inv = tl.load(inverse + at)[None, :]
+    w = tl.load(weight + at)[None, :]
+    t = tl.load(beta + at)[None, :]
+    count = tl.load(counts + job) * per_image  # real output pixels
+    corners: tl.constexpr = 4 if POOL else 1
+    if FINAL:
+        total = tl.maximum(count * corners, 1).to(tl.float32)
+        mean_dy = tl.load(sums + job * 2 * C + c)[None, :] / total
+        mean_dyx = tl.load(sums + job * 2 * C + C + c)[None, :] / total
+    first = tl.zeros((C,), dtype=tl.float32)
+    second = tl.zeros((C,), dtype=tl.float32)
+    for step in range(0, STEPS):
+        m = (part * STEPS + step) * BM + tl.arange(0, BM)
+        keep = (m < rows_out)[:, None]
+        real = keep & (m < count)[:, None]
+        dy = tl.load(grad + (job * rows_out + m)[:, None] * C + c[None, :], mask=real, other=0.0)
+        dy = dy.to(tl.float32)
+        best = tl.full((BM, C), float("-inf"), dtype=tl.float32)
+        winner = tl.zeros((BM, C), dtype=tl.int32)
+        if POOL:
+            for corner in tl.static_range(4):
+                place = (job * rows_in + _place(m, wide, POOL, corner))[:, None] * C + c[None, :]
+                value = tl.load(z + place, mask=keep, other=0.0).to(tl.float32)
+                y = (tl.maximum(value + b, 0.0) - mu) * inv * w + t
+                winner = tl.where(y > best, corner, winner)
+                best = tl.maximum(y, best)
+        for corner in tl.static_range(corners):
+            place = (job * rows_in + _place(m, wide, POOL, corner))[:, None] * C + c[None, :]
+            value = tl.load(z + place, mask=keep, other=0.0).to(tl.float32)
+            r = tl.maximum(value + b, 0.0)
+            x_hat = (r - mu) * inv
+            here = tl.where(winner == corner, dy, 0.0)
+            if FINAL:
+                dz = inv * w * (here - mean_dy - x_hat * mean_dyx)
+                dz = tl.where(real & (r > 0.0), dz, 0.0)
+                tl.store(out_z + place, dz.to(out_z.dtype.element_ty), mask=keep)
+                first += tl.sum(dz, axis=0)
+            else:
+                first += tl.sum(here, axis=0)
+                second += tl.sum(here * x_hat, axis=0)
+    out_sums += (job * tl.num_programs(0) + part) * 2 * C
+    tl.store(out_sums + c, first)
+    tl.store(out_sums + C + c, second)
+
+
+def _tiles(rows: int, channels: int) -> tuple[int, int, int]:
+    """Return rows of a tile, steps of a program, and programs for a client."""
+    tile = max(_TILE // channels, 16)
+    parts = min(_PARTS, triton.cdiv(rows, tile))
+    return tile, triton.cdiv(rows, parts * tile), parts
+
+
+@torch.library.custom_op("fedglimpse::relu_norm", mutates_args=())
+def relu_norm(
+    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor, eps: float, pool: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return pool(BatchNorm(ReLU(z + bias))) with the batch's own statistics, mean and variance.
+
+    Args:
+        z: outputs of a convolution; even-sided where pooled.  # [J, B, H, W, C]
+        bias: of that convolution.  # [J, C]
+        weight: of the norm.  # [J, C]
+        beta: the norm's bias.  # [J, C]
+        counts: real images of each client; the rest is padding.  # [J] int64
+        eps: of the norm.
+        pool: 2x2 max-pooling.
+
+    Returns:
+        y `[J, B, H', W', C]`, mean `[J, C]` and biased variance `[J, C]`.
+    """
+    jobs, batch, high, wide, channels = z.shape
+    rows = batch * high * wide
+    tile, steps, parts = _tiles(rows, channels)
+    partial = torch.empty(jobs, parts, 2, channels, device=z.device)
+    _moments_kernel[(parts, jobs)](
+        z, bias, counts, partial, rows, high * wide, steps, channels, tile
+    )  # fmt: skip
+    total = (counts * high * wide).clamp(min=1)[:, None]
+    moments = partial.sum(1) / total[:, None]  # [J, 2, C]
+    mean = moments[:, 0].contiguous()
+    var = (moments[:, 1] - mean * mean).clamp(min=0)
+    scale = weight.float() * torch.rsqrt(var + eps)
+    shift = beta.float() - mean * scale
+    out = z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
+    rows_out = rows // (4 if pool else 1)
+    _result_kernel[(triton.cdiv(rows_out, tile), jobs)](
+        z, bias, scale, shift, out, rows_out, rows, wide, channels, tile, pool
+    )  # fmt: skip
+    return out, mean, var
+
+
+@torch.library.custom_op("fedglimpse::relu_norm_back", mutates_args=())
+def relu_norm_back(
+    grad: Tensor, z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor,
+    mean: Tensor, var: Tensor, eps: float, pool: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of z, bias, weight and beta."""
+    jobs, batch, high, wide, channels = z.shape
+    rows, rows_out = batch * high * wide, grad.shape[1] * grad.shape[2] * grad.shape[3]
+    tile, steps, parts = _tiles(rows_out, channels)
+    inverse = torch.rsqrt(var + eps)
+    out = torch.empty_like(z)
+    partial = torch.empty(2, jobs, parts, 2, channels, device=z.device)
+    sums = torch.zeros(jobs, 2, channels, device=z.device)
+    for final in (False, True):
+        _back_kernel[(parts, jobs)](
+            z, bias, mean, inverse, weight, beta, grad, sums, counts, out, partial[int(final)],
+            rows_out, rows, grad.shape[2] * grad.shape[3], wide,
+            steps, channels, tile, pool, final,
+        )  # fmt: skip
+        if not final:
+            sums = partial[0].sum(1)
+    of_bias = partial[1].sum(1)[:, 0].contiguous()
+    return out, of_bias, sums[:, 1].contiguous(), sums[:, 0].contiguous()
+
+
+@relu_norm.register_fake
+def _(z, bias, weight, beta, counts, eps, pool):
+    jobs, batch, high, wide, channels = z.shape
+    out = z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
+    mean = z.new_empty(jobs, channels, dtype=torch.float32)
+    return out, mean, torch.empty_like(mean)
+
+
+@relu_norm_back.register_fake
+def _(grad, z, bias, weight, beta, counts, mean, var, eps, pool):
+    return torch.empty_like(z), *(torch.empty_like(mean) for _ in range(3))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    z, bias, weight, beta, counts, ctx.eps, ctx.pool = inputs
+    ctx.save_for_backward(z, bias, weight, beta, counts, output[1], output[2])
+    ctx.mark_non_differentiable(output[1], output[2])
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    z, bias, weight, beta, counts, mean, var = ctx.saved_tensors
+    grads = relu_norm_back(
+        grad.contiguous(), z, bias, weight, beta, counts, mean, var, ctx.eps, ctx.pool
+    )
+    return *grads, None, None, None
+
+
+relu_norm.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,131 @@
+"""The CUDA trainer must agree with `SerialTrainer` on the same device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedglimpse import nets, rng
+from fedglimpse.experiment import run
+from fedglimpse.layout import Layout
+from fedglimpse.sim.jobs import Examples, Jobs, Recipe
+from fedglimpse.sim.serial import SerialTrainer
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from fedglimpse.sim.gpu.conv import conv3x3  # noqa: E402
+from fedglimpse.sim.gpu.graphed import GraphedTrainer  # noqa: E402
+from fedglimpse.sim.gpu.relu_norm import relu_norm  # noqa: E402
+
+MODELS = {
+    "cifar": (nets.cifar_cnn, (3, 32, 32), 10),
+    "fashion": (nets.fashion_cnn, (1, 28, 28), 10),
+    "har": (nets.har_mlp, (561,), 6),
+}
+SIZES = {"equal": [96] * 4, "unequal": [130, 64, 65, 20, 1]}
+SGD = Recipe("sgd", lr=0.01, batch_size=64, epochs=1)
+RECIPES = {
+    "sgd": SGD,
+    "momentum": replace(SGD, momentum=0.9),
+    "adam": replace(SGD, optimizer="adam", lr=1e-3),
+}
+
+
+def examples(shape: tuple[int, ...], classes: int, augment: bool) -> Examples:
+    """One random picture for each class, with noise."""
+    draw = rng.generator(0, "gpu-examples")
+    y = torch.randint(classes, (2000,), generator=draw)
+    x = torch.rand(classes, *shape, generator=draw)[y] * 150
+    x = x + torch.rand(2000, *shape, generator=draw) * 100
+    x = x.to(torch.uint8) if len(shape) == 3 else x / 100 - 1
+    return Examples(x.cuda(), y.cuda(), augment)
+
+
+def jobs_of(sizes: list[int], mu: float = 0.0) -> Jobs:
+    count, zeros = len(sizes), torch.zeros(len(sizes))
+    draw = rng.generator(1, "gpu-jobs")
+    jobs = Jobs(
+        start=torch.arange(count) % 2,
+        keys=torch.arange(count) * 7919,
+        rows=torch.randint(2000, (count, max(sizes)), generator=draw),
+        sizes=torch.tensor(sizes),
+        mu=zeros + mu,
+        squared=torch.ones(count, dtype=torch.bool),
+        distill=zeros,
+        temperature=zeros,
+        visit=zeros.long() - 1,
+    )
+    return jobs.to(torch.device("cuda"))
+
+
+def starts(name: str) -> torch.Tensor:
+    rows = []
+    for seed in range(2):
+        with rng.isolated(seed, "gpu-start"):
+            model = MODELS[name][0]()
+        rows.append(Layout.of(model).read(model))
+    return torch.stack(rows).cuda()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_graphed_equals_serial(name: str, recipe: str, sizes: str) -> None:
+    net, shape, classes = MODELS[name]
+    data = examples(shape, classes, augment=name == "cifar")
+    how = replace(RECIPES[recipe], augment=data.augment)
+    jobs, start = jobs_of(SIZES[sizes], mu=0.1), starts(name)
+    slow = SerialTrainer(net().cuda(), data, how).train(start, jobs)
+    fast = GraphedTrainer(net().cuda(), data, how, compiled=False).train(start, jobs)
+    assert torch.equal(slow.steps, fast.steps)
+    torch.testing.assert_close(slow.loss, fast.loss, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(slow.squared_loss, fast.squared_loss, rtol=1e-3, atol=1e-3)
+    moved = slow.states - start[jobs.start]
+    away = (slow.states - fast.states).norm() / moved.norm()
+    print(f"relative distance {away:.1e}")
+    assert away < 1e-3
+
+
+def test_kernels_against_torch_in_half_precision() -> None:
+    draw = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(3, 5, 16, 16, 32, device="cuda", generator=draw)
+    w = torch.randn(3, 9, 32, 64, device="cuda", generator=draw) / 17
+    want = torch.stack([
+        torch.nn.functional.conv2d(
+            x[j].permute(0, 3, 1, 2).double(),
+            w[j].view(3, 3, 32, 64).permute(3, 2, 0, 1).double(), padding=1,
+        ).permute(0, 2, 3, 1)
+        for j in range(3)
+    ])  # fmt: skip
+    got = conv3x3(x.bfloat16(), w.bfloat16(), 1)
+    assert (got.double() - want).norm() / want.norm() < 1e-2
+    ones = torch.ones(3, 64, device="cuda")
+    counts = torch.full((3,), 5, device="cuda")
+    y, mean, var = relu_norm(got, ones * 0, ones, ones * 0, counts, 1e-5, False)
+    r = got.double().relu()
+    assert torch.allclose(mean.double(), r.mean((1, 2, 3)), rtol=1e-3)
+    assert torch.allclose(var.double(), r.var((1, 2, 3), correction=0), rtol=1e-3)
+    assert abs(float(y.float().mean())) < 1e-2
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_runs_repeat_on_the_gpu(precision: str) -> None:
+    settings = {"engine.device": "cuda", "engine.precision": precision, "rounds": 5}
+    first, second = (run({**settings, "method": "glimpse", "seeds": [0, 1]}) for _ in range(2))
+    assert [r["selected"] for r in first.records] == [r["selected"] for r in second.records]
+    assert [r["accuracy"] for r in first.records] == [r["accuracy"] for r in second.records]
+    assert first.records[-1]["accuracy"] > 0.2
+
+
+def test_more_jobs_than_fit_run_in_waves() -> None:
+    data = examples((561,), 6, augment=False)
+    jobs, start = jobs_of([40] * 7), starts("har")
+    whole = GraphedTrainer(nets.har_mlp().cuda(), data, SGD, compiled=False).train(start, jobs)
+    waves = GraphedTrainer(
+        nets.har_mlp().cuda(), data, SGD, max_jobs=3, compiled=False
+    ).train(start, jobs)  # fmt: skip
+    torch.testing.assert_close(whole.states, waves.states, rtol=1e-4, atol=1e-5)
