@@ -105,11 +105,14 @@ class Agent:
             [starts[torch.randperm(len(starts), generator=g)[:size]] for g in draws]
         )
         joined = self._ready_batch(self.replay.gather(entries))  # all mini-batches in one go
+        targets = self.learner.targets(joined) if self.config.targets_once else None
         losses = []
         for i in range(times):
-            batch = joined.rows(slice(i * size, (i + 1) * size))
+            part = slice(i * size, (i + 1) * size)
+            batch = joined.rows(part)
             extra = self._histogram_loss(batch) if self.config.aux_weight else None
-            losses.append(self.learner.update(batch, extra))
+            y = None if targets is None else targets[part]
+            losses.append(self.learner.update(batch, extra, y))
         now, later = self._forward_flops(joined.obs), self._forward_flops(joined.next_obs)
         return Lesson(float(torch.stack(losses).mean()), update_flops(now, later))
 

@@ -26,7 +26,7 @@ class AgentConfig:
     history: int = 5  # H: global sketches before the current one
 
     # The Q-network.
-    d_token: int = 128  # width of a token
+    d_token: int = 64  # width of a token
     heads: int = 2  # attention heads; must divide d_token
     encoder: str = "attention"  # attention; mlp: the ablation without any attention
     spatial_attention: bool = True  # False: clients do not look at each other
@@ -48,6 +48,7 @@ class AgentConfig:
     reset_on_gap: bool = False  # True: no n-step return across missing round numbers
     batch_size: int = 32  # transitions in a mini-batch
     updates_per_round: int = 5  # b: mini-batches after every round
+    targets_once: bool = True  # targets of all b mini-batches from the networks before the first
     learn_start: int = 32  # first update once so many transitions can be sampled: one full batch
     optimizer: str = "adam"  # adam, sgd
     lr: float = 1e-3
@@ -153,6 +154,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage_context": False,
         "loss": "mse",
         "optimizer": "sgd",
+        "d_token": 128,
+        "targets_once": False,
     },
     "released": {
         "input": "scalar",
@@ -163,6 +166,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aux_weight": 0.15,
         "exploration": "partial",
         "learn_start": 39,
+        "d_token": 128,
+        "targets_once": False,
         "identity_decay": True,
     },
 }

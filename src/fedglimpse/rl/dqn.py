@@ -127,20 +127,23 @@ class DoubleDQN(Generic[Network]):
         discount = batch.discount.view(-1, *[1] * (future.dim() - 1))
         return batch.returns + discount * future
 
-    def update(self, batch: Batch, extra: Tensor | None = None) -> Tensor:
+    def update(
+        self, batch: Batch, extra: Tensor | None = None, targets: Tensor | None = None
+    ) -> Tensor:
         """Take one step on one mini-batch and let the target follow; returns the TD loss.
 
         Args:
             batch: transitions on the networks' device.
             extra: another loss of the online network to add.
+            targets: y of the batch, where it was worked out before.
         """
-        y = self.targets(batch)
+        y = self.targets(batch) if targets is None else targets
         loss = self._loss(set_value(self.online(batch.obs), batch.chosen), y)
         total = loss if extra is None else loss + extra
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
         if self.grad_clip > 0:
-            nn.utils.clip_grad_norm_(self.online.parameters(), self.grad_clip)
+            nn.utils.clip_grad_norm_(self.online.parameters(), self.grad_clip, foreach=True)
         self.optimizer.step()
         self.follow(self.tau)
         return loss.detach()
