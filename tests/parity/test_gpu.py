@@ -75,19 +75,40 @@ def starts(name: str) -> torch.Tensor:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", MODELS)
 def test_graphed_equals_serial(name: str, recipe: str, sizes: str) -> None:
+    """Within 1e-3 of the update, or of what rounding alone does to the reference.
+
+    BatchNorm behind ReLU amplifies rounding: the reference itself moves by some per cent in a few
+    steps when only its memory layout changes. That distance is measured here, not assumed.
+    """
     net, shape, classes = MODELS[name]
     data = examples(shape, classes, augment=name == "cifar")
     how = replace(RECIPES[recipe], augment=data.augment)
     jobs, start = jobs_of(SIZES[sizes], mu=0.1), starts(name)
     slow = SerialTrainer(net().cuda(), data, how).train(start, jobs)
+    other = SerialTrainer(net().cuda(), data, how, channels_last=True).train(start, jobs)
     fast = GraphedTrainer(net().cuda(), data, how, compiled=False).train(start, jobs)
     assert torch.equal(slow.steps, fast.steps)
-    torch.testing.assert_close(slow.loss, fast.loss, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(slow.squared_loss, fast.squared_loss, rtol=1e-3, atol=1e-3)
-    moved = slow.states - start[jobs.start]
-    away = (slow.states - fast.states).norm() / moved.norm()
-    print(f"relative distance {away:.1e}")
-    assert away < 1e-3
+    moved = (slow.states - start[jobs.start]).norm()
+    away = (slow.states - fast.states).norm() / moved
+    floor = (slow.states - other.states).norm() / moved
+    print(f"{name} {recipe} {sizes}: distance {away:.1e}, rounding alone {floor:.1e}")
+    assert away < max(1e-3, 2 * float(floor))
+    spread = max(1e-3, 2 * float((slow.loss - other.loss).abs().max()))
+    assert (slow.loss - fast.loss).abs().max() < spread
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_step_equals_serial(name: str) -> None:
+    net, shape, classes = MODELS[name]
+    data = examples(shape, classes, augment=name == "cifar")
+    jobs, start = jobs_of([64, 40, 64]), starts(name)
+    how = replace(SGD, augment=data.augment)
+    slow = SerialTrainer(net().cuda(), data, how).train(start, jobs)
+    fast = GraphedTrainer(net().cuda(), data, how, compiled=False).train(start, jobs)
+    moved = (slow.states - start[jobs.start]).norm()
+    assert (slow.states - fast.states).norm() / moved < 2e-3
+    torch.testing.assert_close(slow.loss, fast.loss, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slow.squared_loss, fast.squared_loss, rtol=1e-4, atol=1e-4)
 
 
 def test_kernels_against_torch_in_half_precision() -> None:

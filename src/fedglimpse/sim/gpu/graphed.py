@@ -6,6 +6,8 @@ launches: no tensor comes back to the host until the round is over.
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -166,6 +168,7 @@ class _Step:
             for _ in range(_WARM_UP):
                 self._once()
         torch.cuda.current_stream().wait_stream(stream)
+        gc.collect()  # an old graph that is freed during capture would spoil it
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self._once()
