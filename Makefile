@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)  ## Compare methods on the digits data: a table in about a minute
-	$(BIN)/fedglimpse compare fedavg fedavg-window 'seeds=[0,1,2]' rounds=60 data.partition=label_skew --out runs/demo --resume
+	$(BIN)/fedglimpse compare fedavg fedavg-window glimpse 'seeds=[0,1,2]' rounds=60 data.partition=label_skew --out runs/demo --resume
 
 test: $(READY)  ## Run the default tests
 	$(BIN)/pytest -n auto
@@ -41,6 +41,8 @@ check: lint types test  ## Format, lint, types and tests
 
 bench: $(READY)  ## Measure this machine: trainers, sketches, agent
 	$(BIN)/python benchmarks/trainers.py
+	$(BIN)/python benchmarks/agent.py
+	$(BIN)/python benchmarks/sketch.py
 
 clean:  ## Remove everything that was made
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

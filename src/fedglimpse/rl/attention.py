@@ -84,6 +84,9 @@ class SpatioTemporal(nn.Module):
         self.cross = CrossAttention(dim, heads) if temporal else None
         if temporal:
             self.positions = nn.Parameter(torch.randn(length, 1, dim) * dim**-0.5)  # newest last
+        ahead = torch.full((length, length), _BLOCKED).tril(-1)
+        self.causal: Tensor
+        self.register_buffer("causal", ahead, persistent=False)
 
     def forward(
         self, cluster: Tensor, mask: Tensor, history: Tensor, history_mask: Tensor
@@ -109,11 +112,13 @@ class SpatioTemporal(nn.Module):
         """Return Theta_temporal: every round sees itself and older rounds that exist."""
         assert self.temporal is not None
         length = len(history)
-        causal = torch.full((length, length), _BLOCKED, device=history.device).tril(-1)  # [S, T]
+        causal = self.causal[:length, :length]  # [S, T]
         return self.temporal(history + self.positions, self._bias(history_mask) + causal)
 
     def _bias(self, mask: Tensor) -> Tensor:
         """Turn a mask of what may be seen `[B, S]` into a bias `[B * h, S, 1]`."""
+        if mask.all():  # the usual case, and several small operations less
+            return self.causal.new_zeros(1, 1, 1)
         bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, _BLOCKED)
         return bias.repeat_interleave(self.heads, dim=0).unsqueeze(-1)
 

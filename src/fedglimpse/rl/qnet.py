@@ -127,8 +127,8 @@ class QNetwork(nn.Module):
 
     def explain(self, obs: Observation) -> tuple[Tensor, Tensor | None]:
         """Return Q and the cross-attention weights `[B * heads, H+1, V]`, if there are any."""
-        cluster = self.encoder.clients(obs.clients.transpose(0, 1))  # [V, B, d]
-        history = self.encoder.globals(obs.history.transpose(0, 1))  # [H+1, B, d]
+        cluster = self.encoder.clients(obs.clients).transpose(0, 1).contiguous()  # [V, B, d]
+        history = self.encoder.globals(obs.history).transpose(0, 1).contiguous()  # [H+1, B, d]
         xi, weights = self.mixer(cluster, obs.mask, history, obs.history_mask)
         q = self._clip(self.heads(xi, self.identity(obs.ids.t()), obs.mask))  # [B, V, 1 or C]
         return (q if self.per_class else q.squeeze(-1)), weights
