@@ -50,8 +50,27 @@ def trainers_table() -> str:
     return "\n".join(lines)
 
 
+def agent_table() -> str:
+    """The agent's times from benchmarks/results/agent.json."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "agent.json").read_text())
+    lines = [
+        f"{found['cpu']}, one thread, torch {found['torch']}; milliseconds, median of "
+        f"{found['rounds_measured']} rounds, and the range of the middle 80 %:",
+        "",
+        "| preset | a round | 10 % to 90 % | million multiply-adds, twice |",
+        "|---|---|---|---|",
+    ]
+    for preset, ms in found["median"].items():
+        spread = f"{ms['round_ms_p10']:.0f} to {ms['round_ms_p90']:.0f}"
+        lines.append(
+            f"| `{preset}` | {ms['round_ms']:.0f} | {spread} | {ms['mflop_per_round']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "needs": ("docs/add-a-method.md", needs_table),
+    "agent": ("docs/methods/glimpse.md", agent_table),
     "trainers": ("docs/simulator.md", trainers_table),
 }
 

@@ -38,6 +38,8 @@ app = typer.Typer(
 data_app = typer.Typer(help="Datasets: what is there, and how to get it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
+ALLOW_ORACLE = "options.allow_oracle=true"
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(help="A TOML file and key=value settings, such as data.name=digits rounds=30."),
@@ -81,14 +83,19 @@ def compare(
     resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare methods: fedglimpse compare fedavg fedavg-window [key=value ...] --out DIR."""
+    """Compare methods: fedglimpse compare fedavg fedavg-window [key=value ...] --out DIR.
+
+    `all` stands for every method; oracles come along with options.allow_oracle=true.
+    """
     files, methods, settings = sort_words(words or [])
+    if methods == ["all"]:
+        methods = every_method(ALLOW_ORACLE in settings)
     if len(methods) < 2:
         raise UserError(
             f"compare was given {len(methods)} methods: name at least two, such as "
             "fedglimpse compare fedavg fedavg-window."
         )
-    configs = [load_config(files, [*settings, f"method={name}"]) for name in methods]
+    configs = [load_config(files, settings_of(name, settings)) for name in methods]
     results = []
     for name, config in zip(methods, configs, strict=True):
         folder = out / name.replace(":", "_")
@@ -172,6 +179,17 @@ def top(
     if version:
         typer.echo(f"fedglimpse {VERSION}")
         raise typer.Exit
+
+
+def every_method(with_oracles: bool) -> list[str]:
+    """Return the names of all methods, oracles only if they are asked for."""
+    return [n for n in registry.MODULES if with_oracles or not describe(registry.info(n)).oracle]
+
+
+def settings_of(name: str, settings: Sequence[str]) -> list[str]:
+    """Return a method's settings; the permission for oracles goes to oracles only."""
+    oracle = name in registry.MODULES and describe(registry.info(name)).oracle
+    return [*(w for w in settings if oracle or w != ALLOW_ORACLE), f"method={name}"]
 
 
 def sort_words(words: Sequence[str]) -> tuple[list[Path], list[str], list[str]]:

@@ -63,7 +63,7 @@ def row_of(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], tar
     seeds = list(dict.fromkeys(r["seed"] for r in records))
     rounds = tuple(first_round_at([r for r in records if r["seed"] == s], target) for s in seeds)
     return Row(
-        method=summary["method"],
+        method=summary["method"] + (" (oracle)" if records[0].get("oracle") else ""),
         final=Estimate(**summary["final_accuracy"]),
         to_target=ToTarget(rounds),
         uplink_bytes=summary["costs"]["uplink_bytes"],

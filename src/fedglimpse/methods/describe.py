@@ -23,6 +23,7 @@ class Description:
     trains: str
     uplink: str
     needs: tuple[str, ...]
+    oracle: bool  # reads what no server may know: an upper reference
 
 
 def describe(info: MethodInfo) -> Description:
@@ -52,6 +53,7 @@ def describe(info: MethodInfo) -> Description:
         trains=_trains(post, method.takes_all),
         uplink=" + ".join(sent),
         needs=tuple(sorted(asked)),
+        oracle=any(CATALOGUE[n].oracle for n in asked),
     )
 
 
