@@ -68,9 +68,27 @@ def agent_table() -> str:
     return "\n".join(lines)
 
 
+def gpu_table() -> str:
+    """Training times on a GPU from benchmarks/results/gpu_training.json."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "gpu_training.json").read_text())
+    lines = [
+        f"{found['device']}, torch {found['torch']}:",
+        "",
+        "| model | trainer | precision | clients at once | ms per 10 clients | TFLOP/s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in found["results"]:
+        lines.append(
+            f"| {r['model']} | {r['trainer']} | {r['precision']} | {r['clients']} | "
+            f"{r['ms_per_10_clients']} | {r['tflops']} |"
+        )
+    return "\n".join(lines)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "needs": ("docs/add-a-method.md", needs_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
+    "gpu": ("docs/simulator.md", gpu_table),
     "trainers": ("docs/simulator.md", trainers_table),
 }
 
