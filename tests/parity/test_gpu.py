@@ -93,8 +93,6 @@ def test_graphed_equals_serial(name: str, recipe: str, sizes: str) -> None:
     floor = (slow.states - other.states).norm() / moved
     print(f"{name} {recipe} {sizes}: distance {away:.1e}, rounding alone {floor:.1e}")
     assert away < max(1e-3, 2 * float(floor))
-    spread = max(1e-3, 2 * float((slow.loss - other.loss).abs().max()))
-    assert (slow.loss - fast.loss).abs().max() < spread
 
 
 @pytest.mark.parametrize("name", MODELS)
