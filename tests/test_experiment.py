@@ -73,6 +73,21 @@ def test_a_snapshot_restores_the_world_exactly() -> None:
     )
 
 
+def test_every_training_has_its_own_randomness() -> None:
+    world = build_world(resolve({**SMALL, "seeds": [0, 1]}))
+    train, keys = world.trainer.train, []
+
+    class Recorder:
+        def train(self, start: torch.Tensor, jobs: Any) -> Any:
+            keys.extend(jobs.keys.tolist())
+            return train(start, jobs)
+
+    world.trainer = Recorder()
+    for _ in range(3):
+        play_round(world, evaluate=False)
+    assert len(set(keys)) == len(keys) == 3 * 2 * 2  # rounds, lanes, chosen clients
+
+
 def test_no_global_randomness_is_used_or_changed() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
