@@ -118,10 +118,11 @@ def methods(
         typer.echo(json.dumps([vars(d) for d in described], indent=1))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("method", "trains", "uplink a round", "confidence", "source", "what it does"):
+    columns = ("method", "phase", "trains", "uplink a round", "confidence", "source", "idea")
+    for column in columns:
         table.add_column(column, overflow="fold")
     for d in described:
-        table.add_row(d.name, d.trains, d.uplink, d.confidence, d.source, d.summary)
+        table.add_row(d.name, d.phase, d.trains, d.uplink, d.confidence, d.source, d.summary)
     Console(width=max(Console().width, 120)).print(table)
     typer.echo("\nK chosen clients, V visible clients, d floats of the model, D of a sketch.")
     typer.echo("Your own: method=package.module:build (see docs/add-a-method.md).")
