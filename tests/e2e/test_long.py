@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def fedglimpse(*words: str) -> subprocess.CompletedProcess[str]:
-    here = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    here = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "fedglimpse", *words]
     return subprocess.run(
         command, env=here, capture_output=True, text=True, timeout=1200, check=False
