@@ -110,6 +110,15 @@ def test_records_hold_what_they_promise() -> None:
     assert result.summary["final_over_rounds"] == 1
 
 
+@pytest.mark.parametrize("method", ["fedawac", "feddrl", "fedppo", "palit"])
+def test_records_show_the_weights_that_were_used(method: str) -> None:
+    """Clients are of one size here, so the choice itself would say one half for each."""
+    result = run({**SMALL, "method": method, "rounds": 6})
+    used = [record["weights"] for record in result.records]
+    assert all(len(w) == 2 and min(w) >= 0 for w in used)
+    assert any(abs(w[0] - w[1]) > 1e-4 for w in used)
+
+
 def test_random_availability_with_one_visible_client() -> None:
     sparse = {"visibility.kind": "random", "visibility.p": 0.02, "rounds": 12, "data.clients": 30}
     result = run({**sparse, "selection.k": 3})

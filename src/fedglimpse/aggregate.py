@@ -34,6 +34,7 @@ class WeightedDelta:
     """FedAvg's aggregation, Eq. (Agg); and the defaults that other aggregators build on."""
 
     needs: frozenset[str] = frozenset()
+    applied: Tensor | None = None
 
     def starts(self, state: Tensor, ids: Tensor) -> Tensor:
         """Every client trains from the global state."""

@@ -114,9 +114,11 @@ class Aggregator(Protocol):
 
     Attributes:
         needs: reports about the uploaded models that must be in `Update.reports`.
+        applied: coefficients of the last step `[K]`, where it set its own; None: the choice's.
     """
 
     needs: frozenset[str]
+    applied: Tensor | None
 
     def starts(self, state: Tensor, ids: Tensor) -> Tensor:
         """Return the states these clients train from `[K, d]`; usually `state` for all."""

@@ -73,8 +73,8 @@ class ConsistencyWindow(TemporalWindow):
         """Return the next global state `[d]`."""
         logits = update.reports["proxy_logits"].double()
         v = variances(logits.view(len(logits), -1, self.num_classes), self.options.mode)
-        weights = consistency_weights(v, update.sizes, self.options)
-        fresh = weighted_delta(state, replace(update, weights=weights.to(state)))
+        self.applied = consistency_weights(v, update.sizes, self.options)
+        fresh = weighted_delta(state, replace(update, weights=self.applied.to(state)))
         past = [model.to(state) for model in self.past]
         if len(past) > self.keep:
             cut = update.num_params

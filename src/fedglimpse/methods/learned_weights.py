@@ -107,8 +107,8 @@ class LearnedWeights(WeightedDelta):
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        weights = self.agent.weigh(update, self.trusted(update.reports["loss_after"]))
-        return weighted_delta(state, replace(update, weights=weights.to(state)))
+        self.applied = self.agent.weigh(update, self.trusted(update.reports["loss_after"]))
+        return weighted_delta(state, replace(update, weights=self.applied.to(state)))
 
 
 class RewardedRandom(UniformRandom):

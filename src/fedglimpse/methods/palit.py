@@ -57,8 +57,8 @@ class TrustedWeights(WeightedDelta):
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        weights = self.trust.weigh(update, state)
-        return weighted_delta(state, replace(update, weights=weights.to(state)))
+        self.applied = self.trust.weigh(update, state)
+        return weighted_delta(state, replace(update, weights=self.applied.to(state)))
 
 
 class JudgedRandom(UniformRandom):

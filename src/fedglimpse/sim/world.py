@@ -170,6 +170,8 @@ class World:
                 reports={n: reports[n] for n in aggregator.needs if n in reports},
             )
             self.states[r] = aggregator.step(self.states[r].clone(), update)
+            if aggregator.applied is not None:
+                weights = aggregator.applied.cpu().double()
         now.selected, now.weights = clients.ids.tolist(), weights.tolist()
         scores = self.evaluator.score(self.states[r], *proxy_examples(lane.population))
         reward, per_class = lane.reward.update(scores)
