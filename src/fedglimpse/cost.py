@@ -70,6 +70,7 @@ class Activity:
     chosen: int
     chosen_examples: int
     selector_flops: int = 0  # what the method says it computed on the server
+    taught: bool = False  # clients distil: the received model runs beside their own
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class CostModel:
                 uploads = max(uploads, clients if need.uploads_model else 0)
         probed = any(CATALOGUE[n].phase == "probe" and not CATALOGUE[n].oracle for n in act.needs)
         receivers = max(act.trained, act.visible if probed else 0)
-        training = act.trained_examples * self.epochs * self.flops.train
+        each = self.flops.train + (self.flops.forward if act.taught else 0)
+        training = act.trained_examples * self.epochs * each
         return RoundCost(
             uplink_bytes=round(FLOAT_BYTES * (uploads * size.state + up)),
             downlink_bytes=round(FLOAT_BYTES * (receivers * size.state + down)),

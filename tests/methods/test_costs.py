@@ -51,6 +51,10 @@ def others_receive(f: Facts) -> float:
     return (f.v - f.k) * f.d
 
 
+def taught(f: Facts) -> float:
+    return f.n_k * f.epochs * f.forward  # the teacher's pass
+
+
 NOTHING = Cost()
 
 
@@ -98,11 +102,11 @@ EXTRA: dict[str, Cost] = {
         server=lambda f: f.v**2 * f.params,
     ),
     "sequential": NOTHING,
-    "snake": NOTHING,
+    "snake": Cost(client=taught),
     "glimpse": replace(SKETCHES, server=score_proxy),
     "favor": Cost(server=score_proxy),
     "flash-rl": Cost(server=score_proxy),
-    "fedagent": Cost(server=score_proxy),
+    "fedagent": Cost(client=taught, server=score_proxy),
     "feddrl": Cost(up=lambda f: 2 * f.k, client=two_losses),
     "fedppo": Cost(up=lambda f: 2 * f.k, client=two_losses, server=score_proxy),
     "palit": Cost(server=score_proxy),

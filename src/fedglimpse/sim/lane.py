@@ -78,6 +78,7 @@ class LaneRound:
             chosen=len(self.selected),
             chosen_examples=int(sizes[self.selected].sum()),
             selector_flops=selector_flops,
+            taught=lane.method.objective.distill > 0,
         )
 
 
