@@ -26,3 +26,8 @@ def test_generated_tables_are_current(name: str) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", update_docs.PAGES, ids=lambda p: p.stem)
+def test_measured_figures_are_those_of_the_results(page: Path) -> None:
+    assert page.read_text() == update_docs.with_figures(page), "run python tools/update_docs.py"

@@ -6,6 +6,7 @@ A generated table stands between `<!-- name:begin -->` and `<!-- name:end -->`.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,27 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
 }
 
 
+def measured() -> dict[str, str]:
+    """Accuracy of every method in results/all-digits, as `mean ± half width`."""
+    table = (ROOT / "results" / "all-digits" / "comparison.md").read_text().splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {row[0].removesuffix(" (oracle)"): row[1] for row in cells}
+
+
+def with_figures(page: Path) -> str:
+    """Return a method's page with the figures of results/all-digits in its last section."""
+    figures = measured()
+    text, heading, last = page.read_text().partition("## Measured\n")
+    number = r"[\d.]+ ± [\d.]+(?= %)"
+    last = re.sub(rf"(?<=accuracy \*\*){number}", figures.get(page.stem, ""), last, count=1)
+    said = rf"(`method=(fedavg|fedavg-window)`(?:, which gives| gives|) ){number}"
+    last = re.sub(said, lambda m: m[1] + figures[m[2]], last)
+    return text + heading + last
+
+
+PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
+
+
 def updated(name: str) -> tuple[Path, str]:
     """Return a page and what it should say."""
     page, make = TABLES[name]
@@ -112,6 +134,12 @@ def main() -> None:
             print(f"{path}: table '{name}' is stale")
             if "--check" not in sys.argv:
                 path.write_text(text)
+    for page in PAGES:
+        if page.read_text() != with_figures(page):
+            stale += 1
+            print(f"{page}: measured figures are stale")
+            if "--check" not in sys.argv:
+                page.write_text(with_figures(page))
     sys.exit(stale if "--check" in sys.argv else 0)
 
 
