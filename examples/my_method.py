@@ -1,4 +1,4 @@
-"""Your own method in one file: choose the visible clients whose update is largest.
+"""Your own method in one file: choose the visible clients whose update is of the usual size.
 
 Run it: fedglimpse run method=my_method:build data.name=digits rounds=30 --out runs/mine
 """
@@ -8,8 +8,8 @@ import torch
 import fedglimpse
 
 
-class LargestUpdate(fedglimpse.Stateless):
-    """Keeps a running mean of update norms, and prefers clients that move above it."""
+class UsualUpdate(fedglimpse.Stateless):
+    """Keeps a running mean of update norms, and prefers clients that are near it."""
 
     needs = frozenset({"update_norm"})  # so all visible clients train, and send one float
 
@@ -19,7 +19,7 @@ class LargestUpdate(fedglimpse.Stateless):
     def select(self, view: fedglimpse.View, k: int) -> fedglimpse.Choice:
         norms = view.reports["update_norm"]  # [V]
         self.mean = 0.9 * self.mean + 0.1 * float(norms.mean())
-        slots = fedglimpse.top_slots(norms - self.mean, k, view.rng)
+        slots = fedglimpse.top_slots(-(norms - self.mean).abs(), k, view.rng)
         return fedglimpse.Choice(slots, info={"mean_norm": self.mean})
 
     def state_dict(self) -> dict[str, float]:
@@ -31,7 +31,7 @@ class LargestUpdate(fedglimpse.Stateless):
 
 def build(setting: fedglimpse.Setting) -> fedglimpse.Method:
     """Called once for each seed, before the first round."""
-    return fedglimpse.Method(LargestUpdate(), setting.temporal_window())
+    return fedglimpse.Method(UsualUpdate(), setting.temporal_window())
 
 
 def quickest() -> torch.Tensor:
