@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 import fedglimpse
-from fedglimpse.builder import build_world
+from fedglimpse.builder import build_world, together_key
 from fedglimpse.configure import resolve
-from fedglimpse.experiment import Stopped, play_round, restore, run, snapshot
+from fedglimpse.errors import UserError
+from fedglimpse.experiment import Stopped, play_round, restore, run, run_together, snapshot
+from fedglimpse.records import RunFolder
 
 SMALL = {"rounds": 4, "data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2}
 
@@ -64,13 +67,48 @@ def test_a_snapshot_restores_the_world_exactly() -> None:
     world = build_world(config)
     play_round(world, evaluate=False)
     saved = snapshot(world)
-    kept = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved["world"].items()}
+    kept = copy.deepcopy(saved)
     expected = [play_round(world, evaluate=True) for _ in range(2)]
+    assert torch.equal(saved["lanes"][0]["state"], kept["lanes"][0]["state"])
     other = build_world(config)
-    restore(other, {**saved, "world": {**saved["world"], **kept}})
+    restore(other, saved)
     assert [untimed(play_round(other, evaluate=True)) for _ in range(2)] == list(
         map(untimed, expected)
     )
+
+
+TOGETHER = [
+    {**SMALL, "method": "fedavg", "rounds": 3, "seeds": [0, 1]},
+    {**SMALL, "method": "glimpse", "rounds": 5, "seeds": [0], "agent.learn_start": 2},
+    {**SMALL, "method": "fedavg-window", "visibility.kind": "random", "visibility.p": 0.3},
+]
+
+
+def test_runs_together_equal_runs_alone(tmp_path: Path) -> None:
+    configs = [resolve({**c, "engine.trainer": "serial"}) for c in TOGETHER]
+    assert len({together_key(c) for c in configs}) == 1
+    together = run_together([(c, tmp_path / str(i)) for i, c in enumerate(configs)])
+    for i, (config, result) in enumerate(zip(configs, together, strict=True)):
+        alone = run(config)
+        assert untimed(result.records) == untimed(alone.records)
+        assert untimed(RunFolder(tmp_path / str(i)).read()) == untimed(alone.records)
+        assert result.summary["final_accuracy"] == alone.summary["final_accuracy"]
+
+
+def test_runs_together_resume_from_different_rounds(tmp_path: Path) -> None:
+    configs = [resolve({**c, "engine.trainer": "serial"}) for c in TOGETHER]
+    calls = iter([False, True])
+    with pytest.raises(Stopped):
+        run(configs[1], tmp_path / "1", should_stop=lambda: next(calls))
+    runs = [(c, tmp_path / str(i)) for i, c in enumerate(configs)]
+    together = run_together(runs, resume=True)
+    for config, result in zip(configs, together, strict=True):
+        assert untimed(result.records) == untimed(run(config).records)
+
+
+def test_runs_with_different_recipes_are_kept_apart() -> None:
+    with pytest.raises(UserError, match=r"local.lr=0.05 and local.lr=0.5 cannot share a world"):
+        build_world([resolve(SMALL), resolve({**SMALL, "local.lr": 0.5})])
 
 
 def test_every_training_has_its_own_randomness() -> None:

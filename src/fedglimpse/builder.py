@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,14 +39,32 @@ from fedglimpse.visibility import build_visibility
 SKETCH_SEED = 0  # shared by every client and every run, so that policies can travel
 
 
+# Runs that agree on these keys can share a world: their clients train in the same batches.
+_SHARED = (
+    "data.name", "data.proxy", "model.", "sketch.", "engine.",
+    "local.optimizer", "local.lr", "local.momentum", "local.weight_decay",
+    "local.batch_size", "local.epochs", "local.augment",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Parts:
-    """What all lanes share."""
+    """What all lanes share; `config` says so, of which only the keys of `together_key` are read."""
 
     config: Config
     dataset: Dataset
     device: torch.device
     precision: Precision
+
+    @staticmethod
+    def of(config: Config) -> Parts:
+        """Check `config` and load its data."""
+        check(config)
+        device = pick_device(config.engine.device)
+        precision = cast(Precision, config.engine.precision)
+        check_precision(device, precision)
+        registry.find(config.method)  # an unknown method is noticed before data is loaded
+        return Parts(config, load(config.data.name).to(device), device, precision)
 
     def model(self, seed: int) -> nn.Module:
         """Return a new model with the initial weights of `seed`."""
@@ -55,28 +74,68 @@ class Parts:
             name = settings.name or data.name
             return build_model(name, settings.norm, shape, data.num_classes).to(self.device)
 
+    def start(self, seed: int) -> Tensor:
+        """Return the initial state `[d]` of `seed`."""
+        model = self.model(seed)
+        return Layout.of(model).read(model)
 
-def build_world(config: Config) -> World:
-    """Check `config` and build its world, one lane for each seed."""
-    check(config)
-    device = pick_device(config.engine.device)
-    precision = cast(Precision, config.engine.precision)
-    check_precision(device, precision)
-    registry.find(config.method)  # an unknown method is noticed before data is loaded
-    parts = Parts(config, load(config.data.name).to(device), device, precision)
+    def lane(self, config: Config, seed: int) -> Lane:
+        """Return one federation of `config`, at round 0."""
+        population = population_of(config, self.dataset, seed)
+        check_counts(config, population.num_clients)
+        setting = Setting(
+            config=config,
+            seed=seed,
+            sizes=population.sizes,
+            num_classes=self.dataset.num_classes,
+            num_params=Layout.of(self.model(seed)).num_params,
+        )
+        return Lane(
+            seed=seed,
+            population=population,
+            visibility=visibility_of(config, population.num_clients),
+            method=registry.build(config.method, setting),
+            reward=Reward(config.reward.metric, config.reward.smoothing),  # type: ignore[arg-type]
+            k=config.selection.k,
+            min_visible=config.visibility.min_visible,
+        )
+
+
+def together_key(config: Config) -> tuple[tuple[str, Any], ...]:
+    """Return what runs must agree on to share a world."""
+    return tuple((k, v) for k, v in sorted(config.flat().items()) if k.startswith(_SHARED))
+
+
+def build_world(config: Config | Sequence[Config]) -> World:
+    """Check configurations and build their world, one lane for each seed of each.
+
+    Raises:
+        UserError: for a setting that cannot be run, or runs that cannot share a world.
+    """
+    configs = [config] if isinstance(config, Config) else list(config)
+    for other in configs:
+        check(other)
+        registry.find(other.method)
+        _check_together(configs[0], other)
+    return world_of(Parts.of(configs[0]), configs)
+
+
+def world_of(parts: Parts, configs: Sequence[Config]) -> World:
+    """Build the world of configurations that were checked, on parts that are there already."""
+    config = parts.config
+    pairs = [(other, seed) for other in configs for seed in other.seeds]
+    lanes = [parts.lane(other, seed) for other, seed in pairs]
     model = parts.model(config.seeds[0])
     layout = Layout.of(model)
-    lanes = [_lane(parts, layout, seed) for seed in config.seeds]
-    start = torch.stack([layout.read(parts.model(seed)) for seed in config.seeds])
-    channels_last = device.type == "cpu" and has_convolutions(model)
-    evaluator = Evaluator(model, parts.dataset.num_classes, precision, channels_last)
+    channels_last = parts.device.type == "cpu" and has_convolutions(model)
+    evaluator = Evaluator(model, parts.dataset.num_classes, parts.precision, channels_last)
     return World(
         dataset=parts.dataset,
         lanes=lanes,
-        start=start,
+        start=torch.stack([parts.start(seed) for _, seed in pairs]),
         trainer=_trainer(parts, channels_last),
         evaluator=evaluator,
-        reporter=Reporter(_sketch(config, layout), layout.num_params, evaluator),
+        reporter=Reporter(sketch_of(config, layout), layout.num_params, evaluator),
         costs=CostModel(
             flops=_flops(parts),
             sizes=Sizes(
@@ -88,6 +147,15 @@ def build_world(config: Config) -> World:
             epochs=config.local.epochs,
         ),
     )
+
+
+def _check_together(one: Config, other: Config) -> None:
+    for (name, value), (_, found) in zip(together_key(one), together_key(other), strict=True):
+        if value != found:
+            raise UserError(
+                f"Runs with {name}={value!r} and {name}={found!r} cannot share a world: run them "
+                "apart."
+            )
 
 
 def has_convolutions(model: nn.Module) -> bool:
@@ -129,28 +197,6 @@ def visibility_of(config: Config, num_clients: int) -> Visibility:
         trace=v.trace,
         round_seconds=v.round_seconds,
         trace_devices=v.trace_devices,
-    )
-
-
-def _lane(parts: Parts, layout: Layout, seed: int) -> Lane:
-    config = parts.config
-    population = population_of(config, parts.dataset, seed)
-    check_counts(config, population.num_clients)
-    setting = Setting(
-        config=config,
-        seed=seed,
-        sizes=population.sizes,
-        num_classes=parts.dataset.num_classes,
-        num_params=layout.num_params,
-    )
-    return Lane(
-        seed=seed,
-        population=population,
-        visibility=visibility_of(config, population.num_clients),
-        method=registry.build(config.method, setting),
-        reward=Reward(config.reward.metric, config.reward.smoothing),  # type: ignore[arg-type]
-        k=config.selection.k,
-        min_visible=config.visibility.min_visible,
     )
 
 
@@ -200,7 +246,7 @@ def _graphed(
     return None
 
 
-def _sketch(config: Config, layout: Layout) -> SketchOfRows:
+def sketch_of(config: Config, layout: Layout) -> SketchOfRows:
     """Return the sketch of parameter rows, made when first used."""
     entries = head_entries(layout) if config.sketch.parameters == "head" else layout.params
     index = torch.cat([torch.arange(e.start, e.stop) for e in entries])

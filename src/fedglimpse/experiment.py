@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -59,39 +59,120 @@ def run(
     """
     if not isinstance(config, Config):
         config = resolve(config)
+    runs = [(config, None if out is None else Path(out))]
+    return run_together(runs, resume=resume, listener=listener, should_stop=should_stop)[0]
+
+
+def run_together(
+    runs: Sequence[tuple[Config, Path | None]],
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Result]:
+    """Run several federations side by side: their clients train in the same batches.
+
+    Each has its own folder, and gives the same records as alone up to floating-point tolerance.
+
+    Args:
+        runs: configurations whose `builder.together_key` is the same, with their run folders.
+        resume: go on with the runs that are in their folders.
+        listener: told about every round of all of them.
+        should_stop: asked after every round; True ends them with `Stopped`.
+    """
     listener = listener or Silent()
-    world = build_world(config)
-    check_policy(config, world)
-    folder = None if out is None else RunFolder(Path(out))
-    state = None if folder is None else folder.open(config, resume)
-    if state is not None:
-        restore(world, state)
-    records = folder.read() if folder is not None else []
-    listener.begin(config.method, world.round_num, config.rounds)
+    world = build_world([config for config, _ in runs])
+    lanes = iter(list(world.lanes))
+    parts = [_Part(c, path, [next(lanes) for _ in c.seeds]) for c, path in runs]
+    for part in parts:
+        part.open(world, resume)
+    name = runs[0][0].method if len(runs) == 1 else f"{len(runs)} runs"
+    listener.begin(name, min(p.done for p in parts), max(p.config.rounds for p in parts))
     try:
-        while world.round_num < config.rounds:
-            new = play_round(world, evaluate=_scored(config, world.round_num))
-            records += new
-            if folder is not None:
-                folder.append(new)
-                stop = should_stop()
-                last = world.round_num == config.rounds
-                if stop or last or world.round_num % config.checkpoint.every == 0:
-                    folder.save(snapshot(world))
-                if stop and not last:
-                    raise Stopped
-            listener.round(new)
+        _play(world, parts, listener, should_stop)
     finally:
         listener.end()
-    save_policies(config, world)
-    summary = {"method": config.method, **summarise(records, config.rounds)}
-    if folder is not None:
-        folder.finish(summary)
-    return Result(config, records, summary, world, None if folder is None else folder.path)
+    return [part.result(world) for part in parts]
 
 
-def play_round(world: World, evaluate: bool) -> list[dict[str, Any]]:
-    """Play one round of every lane; returns its records."""
+class _Part:
+    """One of the runs that share a world."""
+
+    def __init__(self, config: Config, path: Path | None, lanes: list[Lane]) -> None:
+        self.config, self.lanes = config, lanes
+        self.folder = None if path is None else RunFolder(path)
+        self.records: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+
+    @property
+    def done(self) -> int:
+        """Rounds played."""
+        return self.lanes[0].round_num
+
+    def open(self, world: World, resume: bool) -> None:
+        """Make the folder ready and go to where it stopped, if it did."""
+        check_policy(self.config, self.lanes)
+        if self.folder is not None:
+            state = self.folder.open(self.config, resume)
+            if state is not None:
+                restore(world, state, self.lanes)
+            self.records = self.folder.read()
+
+    def take(self, world: World, records: Mapping[int, dict[str, Any]], stop: bool) -> None:
+        """Take in a round's records, by lane; write them, and a checkpoint where one is due."""
+        new = [{**records[id(lane)], "lane": i} for i, lane in enumerate(self.lanes)]
+        self.records += new
+        if self.folder is not None:
+            self.folder.append(new)
+            due = self.done % self.config.checkpoint.every == 0
+            if stop or due or self.done == self.config.rounds:
+                self.folder.save(snapshot(world, self.lanes))
+
+    def finish(self) -> None:
+        """Write what is left when the last round is over."""
+        save_policies(self.config, self.lanes)
+        self.summary = {"method": self.config.method}
+        self.summary |= summarise(self.records, self.config.rounds)
+        if self.folder is not None:
+            self.folder.finish(self.summary)
+
+    def result(self, world: World) -> Result:
+        """Return the finished run."""
+        path = None if self.folder is None else self.folder.path
+        return Result(self.config, self.records, self.summary, world, path)
+
+
+def _play(
+    world: World, parts: Sequence[_Part], listener: Listener, should_stop: Callable[[], bool]
+) -> None:
+    """Play rounds until every run has all of its own; a run that is over leaves the world."""
+    going = list(parts)
+    while True:
+        over = [part for part in going if part.done >= part.config.rounds]
+        going = [part for part in going if part.done < part.config.rounds]
+        for part in over:
+            part.finish()
+        if not going:
+            return
+        world.retire([lane for part in over for lane in part.lanes])
+        scored = [_scored(part.config, part.done) for part in going for _ in part.lanes]
+        lanes, records = list(world.lanes), play_round(world, scored)
+        of_lane = {id(lane): record for lane, record in zip(lanes, records, strict=True)}
+        stop = should_stop()
+        for part in going:
+            part.take(world, of_lane, stop)
+        listener.round(records)
+        if stop and any(part.done < part.config.rounds for part in going):
+            raise Stopped
+
+
+def play_round(world: World, evaluate: bool | Sequence[bool]) -> list[dict[str, Any]]:
+    """Play one round of every lane; returns its records.
+
+    Args:
+        world: whose lanes play.
+        evaluate: score the new models on the test set; for all lanes, or lane by lane.
+    """
     began = time.perf_counter()
     views = world.observe()
     choices = [
@@ -103,7 +184,8 @@ def play_round(world: World, evaluate: bool) -> list[dict[str, Any]]:
         {} if outcome is None else lane.method.selector.feedback(outcome)
         for outcome, lane in zip(outcomes, world.lanes, strict=True)
     ]
-    records = world.records(metrics, evaluate)
+    scored = [evaluate] * len(world.lanes) if isinstance(evaluate, bool) else evaluate
+    records = world.records(metrics, scored)
     seconds = (time.perf_counter() - began) / len(records)
     return [{**record, "seconds": seconds} for record in records]
 
@@ -112,35 +194,44 @@ def _choose(lane: Lane, view: View) -> Choice:
     return lane.method.selector.select(view, lane.method.budget(lane.k, view.num_visible))
 
 
-def snapshot(world: World) -> dict[str, Any]:
-    """Return everything needed to continue after the current round."""
-    selectors = [lane.method.selector.state_dict() for lane in world.lanes]
-    return {"world": world.state_dict(), "selectors": selectors}
+def snapshot(world: World, lanes: Sequence[Lane] | None = None) -> dict[str, Any]:
+    """Return everything needed to continue after the current round, of all or some lanes."""
+    return {
+        "lanes": [
+            world.lane_state(r) | {"selector": world.lanes[r].method.selector.state_dict()}
+            for r in _places(world, lanes)
+        ]
+    }
 
 
-def restore(world: World, state: Mapping[str, Any]) -> None:
-    """Put a world back to where `snapshot` was taken."""
-    world.load_state_dict(state["world"])
-    for lane, selector in zip(world.lanes, state["selectors"], strict=True):
-        lane.method.selector.load_state_dict(selector)
+def restore(world: World, state: Mapping[str, Any], lanes: Sequence[Lane] | None = None) -> None:
+    """Put all or some lanes back to where `snapshot` was taken."""
+    for r, saved in zip(_places(world, lanes), state["lanes"], strict=True):
+        world.load_lane_state(r, saved)
+        world.lanes[r].method.selector.load_state_dict(saved["selector"])
 
 
-def check_policy(config: Config, world: World) -> None:
+def _places(world: World, lanes: Sequence[Lane] | None) -> list[int]:
+    wanted = {id(lane) for lane in (world.lanes if lanes is None else lanes)}
+    return [r for r, lane in enumerate(world.lanes) if id(lane) in wanted]
+
+
+def check_policy(config: Config, lanes: Sequence[Lane]) -> None:
     """Raise UserError where a policy is to be saved but the method has none."""
-    if config.agent.save and not hasattr(world.lanes[0].method.selector, "policy"):
+    if config.agent.save and not hasattr(lanes[0].method.selector, "policy"):
         raise UserError(
             f"agent.save={config.agent.save}, but method={config.method} learns no policy: use "
             "method=glimpse or leave agent.save out."
         )
 
 
-def save_policies(config: Config, world: World) -> None:
+def save_policies(config: Config, lanes: Sequence[Lane]) -> None:
     """Write what the selectors have learnt, if `agent.save` says so."""
     if not config.agent.save:
         return
-    for lane in world.lanes:
+    for lane in lanes:
         policy = cast(Any, lane.method.selector).policy()
-        write_policy(policy, config.agent.save, lane.seed, len(world.lanes))
+        write_policy(policy, config.agent.save, lane.seed, len(lanes))
 
 
 def _scored(config: Config, round_num: int) -> bool:

@@ -27,7 +27,7 @@ from fedglimpse.configure import build, read_toml
 from fedglimpse.errors import UserError
 from fedglimpse.version import VERSION
 
-FORMAT = 1  # of the checkpoint; raised when an old one can no longer be read
+FORMAT = 2  # of the checkpoint; raised when an old one can no longer be read
 FREE_TO_CHANGE = ("engine.", "checkpoint.")  # keys that may differ when a run is resumed
 
 

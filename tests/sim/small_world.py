@@ -173,4 +173,4 @@ def play(there: World) -> list[dict[str, Any]]:
     for outcome, one in zip(outcomes, there.lanes, strict=True):
         if outcome is not None:
             one.method.selector.feedback(outcome)
-    return there.records([{}] * len(there.lanes), evaluate=True)
+    return there.records([{}] * len(there.lanes), evaluate=[True] * len(there.lanes))

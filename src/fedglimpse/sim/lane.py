@@ -28,6 +28,7 @@ class Lane:
     reward: Reward
     k: int
     min_visible: int = 1  # rounds with fewer visible clients pass without training
+    round_num: int = 0  # rounds played
 
     @property
     def needs_after(self) -> frozenset[str]:
@@ -57,9 +58,9 @@ class LaneRound:
     train_loss: float | None = None
 
     @staticmethod
-    def begin(lane: Lane, round_num: int) -> LaneRound:
+    def begin(lane: Lane) -> LaneRound:
         """See who is there."""
-        visible = lane.visibility.visible(lane.seed, round_num)
+        visible = lane.visibility.visible(lane.seed, lane.round_num)
         ids = visible[lane.population.sizes[visible] > 0]
         return LaneRound(visible.tolist(), ids, idle=len(ids) < lane.min_visible)
 

@@ -39,7 +39,6 @@ def train_round(
     trainer: LocalTrainer,
     lanes: Sequence[Lane],
     states: Tensor,
-    round_num: int,
     ids_of: Mapping[int, Tensor],
 ) -> dict[int, Finished]:
     """Train some clients of some lanes, as many as possible at once.
@@ -52,7 +51,6 @@ def train_round(
         trainer: runs the trainings.
         lanes: all lanes.
         states: their global states.  # [R, d]
-        round_num: the current round.
         ids_of: lane -> ids of the clients that train.
     """
     parallel = [r for r in ids_of if lanes[r].method.schedule == "parallel"]
@@ -63,7 +61,7 @@ def train_round(
         for r, head in heads.items():
             ids = ids_of[r][stage : stage + 1]
             tasks.append(_Task(r, ids, head.expand(len(ids), -1), stage))
-        for task, done in _run(trainer, lanes, round_num, [t for t in tasks if len(t.ids)]):
+        for task, done in _run(trainer, lanes, [t for t in tasks if len(t.ids)]):
             parts[task.r].append(done)
             if task.r in heads and len(done.kept):
                 heads[task.r] = done.clients.states[-1]
@@ -83,12 +81,12 @@ def _starts(lane: Lane, state: Tensor, ids: Tensor) -> Tensor:
 
 
 def _run(
-    trainer: LocalTrainer, lanes: Sequence[Lane], round_num: int, tasks: Sequence[_Task]
+    trainer: LocalTrainer, lanes: Sequence[Lane], tasks: Sequence[_Task]
 ) -> list[tuple[_Task, Finished]]:
     """Run tasks in one call of the trainer and keep the finite results."""
     if not tasks:
         return []
-    start, jobs = _table(lanes, round_num, tasks)
+    start, jobs = _table(lanes, tasks)
     trained = trainer.train(start, jobs)
     finite = trained.states.isfinite().all(dim=1).cpu()  # [J]
     answers, at = [], 0
@@ -110,7 +108,7 @@ def _run(
     return answers
 
 
-def _table(lanes: Sequence[Lane], round_num: int, tasks: Sequence[_Task]) -> tuple[Tensor, Jobs]:
+def _table(lanes: Sequence[Lane], tasks: Sequence[_Task]) -> tuple[Tensor, Jobs]:
     """Return the start states `[S, d]` and the jobs of some tasks."""
     start, index, keys, visits, lines, sizes, objectives = [], [], [], [], [], [], []
     count = 0  # rows of `start`
@@ -120,10 +118,10 @@ def _table(lanes: Sequence[Lane], round_num: int, tasks: Sequence[_Task]) -> tup
         start.append(task.starts[:1] if shared else task.starts)
         index += [count + (0 if shared else i) for i in range(len(task.ids))]
         count += len(start[-1])
-        keys += [rng.key(lane.seed, "train", round_num, i) for i in task.ids.tolist()]
+        keys += [rng.key(lane.seed, "train", lane.round_num, i) for i in task.ids.tolist()]
         for i in range(len(task.ids)):
             objectives.append(objective)
-            visit = round_num * lane.k + task.first + i
+            visit = lane.round_num * lane.k + task.first + i
             visits.append(visit if objective.block_cycle else -1)
         some_lines, some_sizes = lane.population.take(task.ids)
         lines.append(some_lines)

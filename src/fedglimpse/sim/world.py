@@ -54,7 +54,6 @@ class World:
         self.dataset, self.lanes, self.states = dataset, list(lanes), start.clone()
         self.trainer, self.evaluator, self.reporter = trainer, evaluator, reporter
         self.costs = costs
-        self.round_num = 0
         self._now: list[LaneRound] = []
         for lane in self.lanes:
             check_lane(lane)
@@ -65,7 +64,7 @@ class World:
         Selectors that need trained reports make all their visible clients train here, all lanes
         together. A client whose update is not finite is left out of the view.
         """
-        self._now = [LaneRound.begin(lane, self.round_num) for lane in self.lanes]
+        self._now = [LaneRound.begin(lane) for lane in self.lanes]
         lanes = list(enumerate(zip(self.lanes, self._now, strict=True)))
         early = {r: now.ids for r, (lane, now) in lanes if lane.trains_first and not now.idle}
         for r, done in self._train(early).items():
@@ -95,38 +94,50 @@ class World:
                 weights = None if weights is None else weights[kept]
             self._now[r].info = choice.info
             outcomes[r] = self._aggregate(r, clients, weights)
-        self.round_num += 1
+        for lane in self.lanes:
+            lane.round_num += 1
         return outcomes
 
     def records(
-        self, metrics: Sequence[Mapping[str, float]], evaluate: bool
+        self, metrics: Sequence[Mapping[str, float]], evaluate: Sequence[bool]
     ) -> list[dict[str, Any]]:
         """Return one record for each lane of the round that was just committed.
 
         Args:
             metrics: what each selector's feedback returned.
-            evaluate: score the new global models on the test set.
+            evaluate: which lanes' new global models are scored on the test set.
         """
-        return [self._record(r, metrics[r], evaluate) for r in range(len(self.lanes))]
+        return [self._record(r, metrics[r], evaluate[r]) for r in range(len(self.lanes))]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue between two rounds."""
+    def retire(self, lanes: Sequence[Lane]) -> None:
+        """Take lanes out of the world; the others go on."""
+        gone = {id(lane) for lane in lanes}
+        keep = [r for r, lane in enumerate(self.lanes) if id(lane) not in gone]
+        self.lanes, self.states = [self.lanes[r] for r in keep], self.states[keep]
+
+    def restart(self, r: int, lane: Lane, state: Tensor) -> None:
+        """Put another federation in the place of lane `r`, at its initial state `[d]`."""
+        check_lane(lane)
+        self.lanes[r] = lane
+        self.states[r] = state
+
+    def lane_state(self, r: int) -> dict[str, Any]:
+        """Everything a lane needs to continue between two rounds, but for its selector."""
+        lane = self.lanes[r]
         return {
-            "round": self.round_num,
-            "states": self.states.cpu().clone(),
-            "aggregators": [lane.method.aggregator.state_dict() for lane in self.lanes],
-            "rewards": [lane.reward.state_dict() for lane in self.lanes],
+            "round": lane.round_num,
+            "state": self.states[r].cpu().clone(),
+            "aggregator": lane.method.aggregator.state_dict(),
+            "reward": lane.reward.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self.round_num = state["round"]
-        self.states = state["states"].to(self.states.device, copy=True)
-        for lane, aggregator, reward in zip(
-            self.lanes, state["aggregators"], state["rewards"], strict=True
-        ):
-            lane.method.aggregator.load_state_dict(_on_device(aggregator, self.states))
-            lane.reward.load_state_dict(reward)
+    def load_lane_state(self, r: int, saved: Mapping[str, Any]) -> None:
+        """Let a lane continue from what `lane_state` returned."""
+        lane = self.lanes[r]
+        lane.round_num = saved["round"]
+        self.states[r] = saved["state"].to(self.states.device)
+        lane.method.aggregator.load_state_dict(_on_device(saved["aggregator"], self.states))
+        lane.reward.load_state_dict(saved["reward"])
 
     def _view(self, r: int) -> View:
         lane, now = self.lanes[r], self._now[r]
@@ -135,17 +146,17 @@ class World:
         if now.clients is not None:
             reports |= self.reporter.trained(needs, now.clients, population)
         return View(
-            round_num=self.round_num,
+            round_num=lane.round_num,
             ids=now.ids,
             sizes=population.sizes[now.ids],
             reports=reports,
             server=self.reporter.server(needs, self.states[r], population),
-            rng=rng.generator(lane.seed, "select", self.round_num),
+            rng=rng.generator(lane.seed, "select", lane.round_num),
         )
 
     def _train(self, ids_of: Mapping[int, Tensor]) -> dict[int, Finished]:
         """Train these clients of these lanes and note who trained."""
-        trained = train_round(self.trainer, self.lanes, self.states, self.round_num, ids_of)
+        trained = train_round(self.trainer, self.lanes, self.states, ids_of)
         for r, done in trained.items():
             now, losses = self._now[r], done.clients.loss
             now.trained, now.rejected = ids_of[r].tolist(), done.rejected
@@ -160,7 +171,7 @@ class World:
         if len(clients.ids):
             aggregator = lane.method.aggregator
             update = Update(
-                round_num=self.round_num,
+                round_num=lane.round_num,
                 ids=clients.ids,
                 sizes=sizes,
                 starts=clients.starts,
@@ -177,7 +188,7 @@ class World:
         reward, per_class = lane.reward.update(scores)
         learns_from = lane.method.selector.learns_from
         return Outcome(
-            round_num=self.round_num,
+            round_num=lane.round_num,
             selected=clients.ids,
             reward=reward,
             score=lane.reward.score(scores),
@@ -204,7 +215,7 @@ class World:
         return {
             "lane": r,
             "seed": lane.seed,
-            "round": self.round_num - 1,
+            "round": lane.round_num - 1,
             "visible": now.visible,
             "selected": now.selected,
             "rejected": now.rejected,

@@ -1,0 +1,1 @@
+"""The subcommands of `fedglimpse`, one file each; `cli.py` puts them together."""
