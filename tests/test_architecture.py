@@ -18,6 +18,7 @@ ALLOWED = {
     "types": set(),
     "layout": set(),
     "plugins": {"errors"},
+    "crew": {"types"},
     "needs": {"errors"},
     "presets": {"rl"},
     "aggregate": {"errors", "types"},

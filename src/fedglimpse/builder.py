@@ -89,6 +89,7 @@ class Parts:
             sizes=population.sizes,
             num_classes=self.dataset.num_classes,
             num_params=Layout.of(self.model(seed)).num_params,
+            device=str(self.device),
         )
         return Lane(
             seed=seed,

@@ -11,13 +11,13 @@ from typing import Any, cast
 from fedglimpse.builder import build_world
 from fedglimpse.config import Config
 from fedglimpse.configure import resolve
+from fedglimpse.crew import Crew
 from fedglimpse.errors import UserError
 from fedglimpse.progress import Listener, Silent
 from fedglimpse.records import RunFolder
 from fedglimpse.rl.policy import write_policy
 from fedglimpse.sim.world import Lane, World
 from fedglimpse.summary import summarise
-from fedglimpse.types import Choice, View
 
 
 class Stopped(Exception):
@@ -146,7 +146,7 @@ def _play(
     world: World, parts: Sequence[_Part], listener: Listener, should_stop: Callable[[], bool]
 ) -> None:
     """Play rounds until every run has all of its own; a run that is over leaves the world."""
-    going = list(parts)
+    going, crew = list(parts), crew_of(world)
     while True:
         over = [part for part in going if part.done >= part.config.rounds]
         going = [part for part in going if part.done < part.config.rounds]
@@ -156,7 +156,8 @@ def _play(
             return
         world.retire([lane for part in over for lane in part.lanes])
         scored = [_scored(part.config, part.done) for part in going for _ in part.lanes]
-        lanes, records = list(world.lanes), play_round(world, scored)
+        crew = crew_of(world, crew)
+        lanes, records = list(world.lanes), play_round(world, scored, crew)
         of_lane = {id(lane): record for lane, record in zip(lanes, records, strict=True)}
         stop = should_stop()
         for part in going:
@@ -166,32 +167,35 @@ def _play(
             raise Stopped
 
 
-def play_round(world: World, evaluate: bool | Sequence[bool]) -> list[dict[str, Any]]:
+def play_round(
+    world: World, evaluate: bool | Sequence[bool], crew: Crew | None = None
+) -> list[dict[str, Any]]:
     """Play one round of every lane; returns its records.
 
     Args:
         world: whose lanes play.
         evaluate: score the new models on the test set; for all lanes, or lane by lane.
+        crew: the lanes' selectors in teams; None forms them for this round alone.
     """
     began = time.perf_counter()
+    crew = crew or crew_of(world)
     views = world.observe()
-    choices = [
-        None if view is None else _choose(lane, view)
-        for view, lane in zip(views, world.lanes, strict=True)
+    ks = [
+        0 if view is None else lane.method.budget(lane.k, view.num_visible)
+        for lane, view in zip(world.lanes, views, strict=True)
     ]
-    outcomes = world.commit(choices)
-    metrics: list[Mapping[str, float]] = [
-        {} if outcome is None else lane.method.selector.feedback(outcome)
-        for outcome, lane in zip(outcomes, world.lanes, strict=True)
-    ]
+    outcomes = world.commit(crew.select(views, ks))
+    metrics = crew.feedback(outcomes)
     scored = [evaluate] * len(world.lanes) if isinstance(evaluate, bool) else evaluate
     records = world.records(metrics, scored)
     seconds = (time.perf_counter() - began) / len(records)
     return [{**record, "seconds": seconds} for record in records]
 
 
-def _choose(lane: Lane, view: View) -> Choice:
-    return lane.method.selector.select(view, lane.method.budget(lane.k, view.num_visible))
+def crew_of(world: World, crew: Crew | None = None) -> Crew:
+    """Return the crew of a world's selectors: `crew`, if it is still theirs, else a new one."""
+    selectors = [lane.method.selector for lane in world.lanes]
+    return crew if crew is not None and crew.serves(selectors) else Crew(selectors)
 
 
 def snapshot(world: World, lanes: Sequence[Lane] | None = None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Setting:
     sizes: Tensor  # [N] local examples of every client
     num_classes: int
     num_params: int
+    device: str = "cpu"  # where models are trained
 
     @property
     def num_clients(self) -> int:

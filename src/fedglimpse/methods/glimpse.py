@@ -6,7 +6,7 @@ function and numbers the deviations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.explore import Picked, epsilon, pick
 from fedglimpse.rl.policy import read_policy
 from fedglimpse.rl.replay import Round
+from fedglimpse.rl.team import Team
 from fedglimpse.types import Choice, Method, Outcome, View
 
 
@@ -51,6 +52,7 @@ class GlimpseSelector:
             config, sketch_dim=sketch_dim, num_classes=num_classes, seed=seed, device=device
         )
         self._pending: tuple[View, int, Glance, Picked] | None = None
+        self._alone = GlimpseTeam([self])
 
     @property
     def epsilon(self) -> float:
@@ -61,7 +63,27 @@ class GlimpseSelector:
 
     def select(self, view: View, k: int) -> Choice:
         """Choose by Q, or explore: Algorithm 1, lines 7-12."""
-        glance = self.agent.look(view)
+        choice = self._alone.select([view], [k])[0]
+        assert choice is not None
+        return choice
+
+    def feedback(self, outcome: Outcome) -> Mapping[str, float]:
+        """Remember the round and learn: Algorithm 2."""
+        return self._alone.feedback([outcome])[0]
+
+    @property
+    def team_key(self) -> Hashable:
+        """Selectors with equal keys can be asked together."""
+        sizes = tuple(self.agent.shape.values())
+        return (self.config, self.num_classes, self.agent.device, sizes)
+
+    @classmethod
+    def team(cls, selectors: Sequence[GlimpseSelector]) -> GlimpseTeam:
+        """Return the team that asks these selectors together."""
+        return GlimpseTeam(selectors)
+
+    def choose(self, view: View, k: int, glance: Glance) -> Choice:
+        """Make a choice of the scores and keep what the feedback will need."""
         rule, random_picks = self.config.exploration, self.config.partial_random
         picked = pick(glance.scores, k, self.epsilon, rule, random_picks, view.rng)
         self._pending = (view, k, glance, picked)
@@ -72,8 +94,8 @@ class GlimpseSelector:
         }
         return Choice(picked.slots, None, info)
 
-    def feedback(self, outcome: Outcome) -> Mapping[str, float]:
-        """Remember the round and learn: Algorithm 2."""
+    def remember(self, outcome: Outcome) -> dict[str, float]:
+        """Store the finished round; returns what is known of it before learning."""
         if self._pending is None or self._pending[0].round_num != outcome.round_num:
             raise ValueError(
                 f"feedback for round {outcome.round_num} without a choice in it: call select first"
@@ -90,10 +112,6 @@ class GlimpseSelector:
             metrics["attention_entropy"] = glance.entropy
         if not self.frozen:
             self.agent.replay.add(self._round(view, k, glance, outcome))
-            lesson = self.agent.learn(outcome.round_num)
-            metrics["server_flops"] += lesson.flops
-            if lesson.td_loss is not None:
-                metrics["td_loss"] = lesson.td_loss
         self.step += 1
         self._pending = None
         return metrics
@@ -142,6 +160,36 @@ class GlimpseSelector:
         self.agent.load_state_dict(state)
 
 
+class GlimpseTeam:
+    """Selectors of several lanes whose networks look and learn in one pass."""
+
+    def __init__(self, selectors: Sequence[GlimpseSelector]) -> None:
+        """Gather selectors with the same `team_key`."""
+        self.selectors = list(selectors)
+        self.team = Team([selector.agent for selector in selectors])
+
+    def select(self, views: Sequence[View | None], ks: Sequence[int]) -> list[Choice | None]:
+        """Choose in every lane that sees someone."""
+        glances = self.team.look(views)
+        return [
+            None if view is None or glance is None else selector.choose(view, k, glance)
+            for selector, view, k, glance in zip(self.selectors, views, ks, glances, strict=True)
+        ]
+
+    def feedback(self, outcomes: Sequence[Outcome | None]) -> list[Mapping[str, float]]:
+        """Remember the rounds that were played and learn from all that is remembered."""
+        pairs = list(zip(self.selectors, outcomes, strict=True))
+        metrics = [{} if outcome is None else one.remember(outcome) for one, outcome in pairs]
+        learns = [
+            None if outcome is None or one.frozen else outcome.round_num for one, outcome in pairs
+        ]
+        for said, lesson in zip(metrics, self.team.learn(learns), strict=True):
+            if said and lesson.td_loss is not None:
+                said["server_flops"] += lesson.flops
+                said["td_loss"] = lesson.td_loss
+        return list(metrics)
+
+
 def build(setting: Setting) -> Method:
     """Return the paper's method: the agent of `agent.*` and temporal averaging."""
     agent = setting.config.agent
@@ -150,6 +198,7 @@ def build(setting: Setting) -> Method:
         sketch_dim=setting.config.sketch.size,
         num_classes=setting.num_classes,
         seed=setting.seed,
+        device=setting.device,
     )
     if agent.load:
         selector.load_policy(read_policy(agent.load), frozen=agent.frozen)

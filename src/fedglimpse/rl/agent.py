@@ -15,12 +15,21 @@ from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.dqn import Batch, DoubleDQN, class_scores
 from fedglimpse.rl.flops import forward_flops, update_flops
 from fedglimpse.rl.history import History, RunningScale
+from fedglimpse.rl.identity import TableIdentity
 from fedglimpse.rl.observation import Observation, client_features, finite
 from fedglimpse.rl.qnet import QNetwork
 from fedglimpse.rl.replay import Replay
 from fedglimpse.types import View
 
 _PARTS = ("learner", "replay", "history", "scale")  # what a saved agent consists of
+
+
+class Sight(NamedTuple):
+    """A view as the networks read it."""
+
+    clients: Tensor  # [V, F] features
+    sketch: Tensor  # [D] of the global model
+    obs: Observation  # of one round, on the CPU
 
 
 class Glance(NamedTuple):
@@ -53,14 +62,14 @@ class Agent:
             sketch_dim: D, floats of a client's and of the global sketch.
             num_classes: C.
             seed: of the run.
-            device: where the networks live; memories stay on the CPU.
+            device: where the networks and memories live.
         """
         self.config, self.seed, self.device = config, seed, torch.device(device)
         self.known = 0  # ids below this one have been seen
         self._sizes = {"sketch_dim": sketch_dim, "num_classes": num_classes}
         features = 3 if config.input == "scalar" else sketch_dim
         outputs = num_classes if config.q_output == "per_class" else 1
-        self._shape = {"features": features, "sketch_dim": sketch_dim, "outputs": outputs}
+        self.shape = {"features": features, "sketch_dim": sketch_dim, "outputs": outputs}
         self.net = QNetwork(config, features=features, seed=seed, **self._sizes).to(self.device)
         self.learner = build_learner(self.net, config)
         self.history = History(config.history, sketch_dim)
@@ -73,38 +82,51 @@ class Agent:
             n_step=config.n_step,
             gamma=config.gamma,
             reset_on_gap=config.reset_on_gap,
+            device=self.device,
             **self._sizes,
         )
 
-    def look(self, view: View) -> Glance:
-        """Build the observation of Algorithm 1, line 7, and score every visible client."""
+    def see(self, view: View) -> Sight:
+        """Take in a view: build the observation of Algorithm 1, line 7."""
         sketch = finite(view.server["global_sketch"].float())
         if self.history.push(sketch, view.round_num):
             self.scale.add(sketch)
-        self._make_room(int(view.ids.max()) + 1)
+        self.make_room(int(view.ids.max()) + 1)
         clients = client_features(view, self.config.input, self.config.standardise)
         mask = torch.ones(1, view.num_visible, dtype=torch.bool)
         past, past_mask = self.history.window()
-        obs = self._ready(
-            Observation(clients[None], view.ids[None], mask, past[None], past_mask[None])
-        )
+        if self.config.normalise_history:
+            past = self.scale(past)
+        obs = Observation(clients[None], view.ids[None], mask, past[None], past_mask[None])
+        return Sight(clients, sketch, obs)
+
+    def look(self, view: View) -> Glance:
+        """Take in a view and score every visible client."""
+        seen = self.see(view)
         with torch.no_grad():
-            q, weights = self.net.explain(obs)
+            q, weights = self.net.explain(seen.obs.to(self.device))
         scores = class_scores(q, self.config.per_class_score)[0].cpu()
         spread = None if weights is None else float(entropy(weights))
-        return Glance(clients, sketch, scores, spread, self._forward_flops(obs))
+        flops = self.forward_flops(1, view.num_visible)
+        return Glance(seen.clients, seen.sketch, scores, spread, flops)
+
+    def draw(self, round_num: int) -> Tensor | None:
+        """Draw the transitions of this round's mini-batches `[m, size]`; None: too few yet."""
+        starts, times = self.replay.starts(), self.config.updates_per_round
+        if len(starts) < self.config.learn_start or not times:
+            return None
+        size = min(self.config.batch_size, len(starts))
+        draws = (rng.generator(self.seed, "replay", round_num, i) for i in range(times))
+        orders = [torch.randperm(len(starts), generator=g)[:size] for g in draws]
+        return starts[torch.stack(orders)]
 
     def learn(self, round_num: int) -> Lesson:
         """Run Algorithm 2 after a round was added to `replay`."""
-        starts, times = self.replay.starts(), self.config.updates_per_round
-        if len(starts) < self.config.learn_start or not times:
+        entries = self.draw(round_num)
+        if entries is None:
             return Lesson(None, 0)
-        draws = (rng.generator(self.seed, "replay", round_num, i) for i in range(times))
-        size = min(self.config.batch_size, len(starts))
-        entries = torch.cat(
-            [starts[torch.randperm(len(starts), generator=g)[:size]] for g in draws]
-        )
-        joined = self._ready_batch(self.replay.gather(entries))  # all mini-batches in one go
+        times, size = entries.shape
+        joined = self._standardised(self.replay.gather(entries.flatten()))
         targets = self.learner.targets(joined) if self.config.targets_once else None
         losses = []
         for i in range(times):
@@ -113,24 +135,23 @@ class Agent:
             extra = self._histogram_loss(batch) if self.config.aux_weight else None
             y = None if targets is None else targets[part]
             losses.append(self.learner.update(batch, extra, y))
-        now, later = self._forward_flops(joined.obs), self._forward_flops(joined.next_obs)
-        return Lesson(float(torch.stack(losses).mean()), update_flops(now, later))
+        return Lesson(float(torch.stack(losses).mean()), self.lesson_flops(entries))
 
-    def _ready(self, obs: Observation) -> Observation:
-        """Standardise the history as of now and bring the tensors to the networks."""
-        if self.config.normalise_history:
-            obs = obs._replace(history=self.scale(obs.history))
-        return obs.to(self.device)
+    def lesson_flops(self, entries: Tensor) -> int:
+        """Count what learning from the transitions at `entries` `[m, size]` takes."""
+        rows, visible = entries.flatten() % self.replay.capacity, self.replay.book["visible"]
+        later = (entries.flatten() + self.replay.n_step) % self.replay.capacity
+        now = self.forward_flops(entries.numel(), int(visible[rows].max()))
+        return update_flops(now, self.forward_flops(entries.numel(), int(visible[later].max())))
 
-    def _ready_batch(self, batch: Batch) -> Batch:
-        moved = {
-            name: value.to(self.device)
-            for name, value in batch._asdict().items()
-            if isinstance(value, Tensor)
-        }
-        return batch._replace(
-            obs=self._ready(batch.obs), next_obs=self._ready(batch.next_obs), **moved
+    def _standardised(self, batch: Batch) -> Batch:
+        """Standardise the histories as of now."""
+        if not self.config.normalise_history:
+            return batch
+        obs, later = (
+            o._replace(history=self.scale(o.history)) for o in (batch.obs, batch.next_obs)
         )
+        return batch._replace(obs=obs, next_obs=later)
 
     def _histogram_loss(self, batch: Batch) -> Tensor:
         """Return the auxiliary loss of the release; rounds without a histogram do not count."""
@@ -142,16 +163,25 @@ class Agent:
         loss = F.l1_loss(self.net.histogram(batch.obs)[known], wanted)
         return self.config.aux_weight * loss
 
-    def _make_room(self, rows: int) -> None:
+    def make_room(self, rows: int) -> None:
         """Let the identity tables know clients up to id `rows` - 1."""
         self.known = max(self.known, rows)
+        self.grow_tables(rows)
+
+    def grow_tables(self, rows: int) -> None:
+        """Give the identity tables at least so many rows."""
         if self.net.identity.grow(rows):
             self.learner.target.identity.grow(rows)
             self.learner.fit_optimizer()
 
-    def _forward_flops(self, obs: Observation) -> int:
-        sets, visible = obs.mask.shape
-        return forward_flops(self.config, sets=sets, visible=visible, **self._shape)
+    @property
+    def table_rows(self) -> int:
+        """Rows of the identity table; 0 where it does not grow."""
+        return len(self.net.identity.weight) if isinstance(self.net.identity, TableIdentity) else 0
+
+    def forward_flops(self, sets: int, visible: int) -> int:
+        """Count one pass over visible sets of a size."""
+        return forward_flops(self.config, sets=sets, visible=visible, **self.shape)
 
     def policy(self) -> dict[str, Any]:
         """Return the artefact another run can load."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-_BLOCKED = -1e9
+BLOCKED = -1e9
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ class SpatioTemporal(nn.Module):
         self.cross = CrossAttention(dim, heads) if temporal else None
         if temporal:
             self.positions = nn.Parameter(torch.randn(length, 1, dim) * dim**-0.5)  # newest last
-        ahead = torch.full((length, length), _BLOCKED).tril(-1)
+        ahead = torch.full((length, length), BLOCKED).tril(-1)
         self.causal: Tensor
         self.register_buffer("causal", ahead, persistent=False)
 
@@ -119,7 +119,7 @@ class SpatioTemporal(nn.Module):
         """Turn a mask of what may be seen `[B, S]` into a bias `[B * h, S, 1]`."""
         if mask.all():  # the usual case, and several small operations less
             return self.causal.new_zeros(1, 1, 1)
-        bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, _BLOCKED)
+        bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, BLOCKED)
         return bias.repeat_interleave(self.heads, dim=0).unsqueeze(-1)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_LIMIT = 10.0  # standardised values beyond this many deviations are cut
+LIMIT = 10.0  # standardised values beyond this many deviations are cut
 
 
 class History:
@@ -73,11 +73,18 @@ class RunningScale:
         self._mean += before / self._count
         self._squares += before * (wide - self._mean)
 
-    def __call__(self, sketches: Tensor) -> Tensor:
-        """Standardise `[..., D]`; a coordinate that never varied becomes zero."""
+    def numbers(self, use: bool = True) -> tuple[Tensor, Tensor]:
+        """Return what to subtract and to multiply by, `[D]` each; 0 and 1 where not in `use`."""
+        if not use:
+            return torch.zeros_like(self._mean).float(), torch.ones_like(self._mean).float()
         std = (self._squares / max(self._count, 1)).sqrt()
         scale = torch.where(std > 1e-12, 1.0 / std.clamp_min(1e-12), 0.0).float()
-        return ((sketches - self._mean.float()) * scale).clamp(-_LIMIT, _LIMIT)
+        return self._mean.float(), scale
+
+    def __call__(self, sketches: Tensor) -> Tensor:
+        """Standardise `[..., D]`; a coordinate that never varied becomes zero."""
+        centre, scale = (number.to(sketches.device) for number in self.numbers())
+        return ((sketches - centre) * scale).clamp(-LIMIT, LIMIT)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue."""

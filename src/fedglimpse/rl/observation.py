@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse.types import View
@@ -22,6 +23,15 @@ class Observation(NamedTuple):
     def to(self, device: torch.device) -> Observation:
         """Copy to `device`; free where it is already there."""
         return Observation(*(tensor.to(device) for tensor in self))
+
+    def widened(self, slots: int) -> Observation:
+        """Pad to a larger number of slots."""
+        more = slots - self.mask.shape[1]
+        return self._replace(
+            clients=F.pad(self.clients, (0, 0, 0, more)),
+            ids=F.pad(self.ids, (0, more)),
+            mask=F.pad(self.mask, (0, more)),
+        )
 
 
 def client_features(view: View, kind: str, standardise: bool) -> Tensor:

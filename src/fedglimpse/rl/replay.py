@@ -44,6 +44,7 @@ class Replay:
         gamma: float,
         reset_on_gap: bool = False,
         max_visible: int = 16,
+        device: torch.device | str = "cpu",
     ) -> None:
         """Allocate.
 
@@ -58,20 +59,26 @@ class Replay:
             gamma: discount.
             reset_on_gap: consecutive means consecutive round numbers, not recorded rounds.
             max_visible: V to begin with; doubles when a larger set arrives.
+            device: where the rows lie; the book about them stays on the CPU.
         """
         self.capacity, self.history, self.n_step = capacity, history, n_step
         self.gamma, self.reset_on_gap = gamma, reset_on_gap
         self.count = 0  # rounds ever added; entry number e lies in row e % capacity
-        self._rows: dict[str, Tensor] = {
-            "clients": torch.zeros(capacity, max_visible, features),
-            "ids": torch.zeros(capacity, max_visible, dtype=torch.int64),
-            "mask": torch.zeros(capacity, max_visible, dtype=torch.bool),
-            "chosen": torch.zeros(capacity, max_visible, dtype=torch.bool),
-            "sketch": torch.zeros(capacity, sketch_dim),
-            "reward": torch.zeros(capacity, rewards),
-            "histogram": torch.full((capacity, num_classes), torch.nan),
-            "round_num": torch.zeros(capacity, dtype=torch.int64),
-            "k": torch.zeros(capacity, dtype=torch.int64),
+        numbers, flags = torch.int64, torch.bool
+        self.rows: dict[str, Tensor] = {
+            "clients": torch.zeros(capacity, max_visible, features, device=device),
+            "ids": torch.zeros(capacity, max_visible, dtype=numbers, device=device),
+            "mask": torch.zeros(capacity, max_visible, dtype=flags, device=device),
+            "chosen": torch.zeros(capacity, max_visible, dtype=flags, device=device),
+            "sketch": torch.zeros(capacity, sketch_dim, device=device),
+            "reward": torch.zeros(capacity, rewards, device=device),
+            "histogram": torch.full((capacity, num_classes), torch.nan, device=device),
+            "k": torch.zeros(capacity, dtype=numbers, device=device),
+        }
+        self.book: dict[str, Tensor] = {  # what must be known without asking the device
+            "round_num": torch.zeros(capacity, dtype=numbers),
+            "visible": torch.zeros(capacity, dtype=numbers),
+            "acted": torch.zeros(capacity, dtype=flags),  # some choice was carried out
         }
 
     @property
@@ -81,15 +88,19 @@ class Replay:
 
     def add(self, item: Round) -> None:
         """Store a round over the oldest one."""
-        visible, row, rows = len(item.ids), self.count % self.capacity, self._rows
-        while visible > rows["ids"].shape[1]:
-            self._widen()
+        visible, row, rows = len(item.ids), self.count % self.capacity, self.rows
+        while visible > self.width:
+            self.widen()
         for name in ("clients", "ids", "chosen"):
-            rows[name][row].zero_()
-            rows[name][row, :visible] = getattr(item, name)
-        rows["mask"][row] = torch.arange(rows["mask"].shape[1]) < visible
-        for name in ("sketch", "reward", "histogram", "round_num", "k"):
-            rows[name][row] = getattr(item, name)
+            padded = torch.zeros(rows[name].shape[1:], dtype=rows[name].dtype)
+            padded[:visible] = getattr(item, name)
+            rows[name][row] = padded.to(rows[name].device)
+        rows["mask"][row] = (torch.arange(self.width) < visible).to(rows["mask"].device)
+        for name in ("sketch", "reward", "histogram", "k"):
+            value = getattr(item, name)
+            rows[name][row] = value.to(rows[name].device) if torch.is_tensor(value) else value
+        self.book["round_num"][row], self.book["visible"][row] = item.round_num, visible
+        self.book["acted"][row] = bool(item.chosen.any())
         self.count += 1
 
     def starts(self) -> Tensor:
@@ -99,10 +110,10 @@ class Replay:
         """
         entries = torch.arange(self.oldest, max(self.count - self.n_step, self.oldest))
         rows = entries % self.capacity
-        keep = self._rows["chosen"][rows].any(dim=1)
+        keep = self.book["acted"][rows]
         if self.reset_on_gap:
-            later = self._rows["round_num"][(entries + self.n_step) % self.capacity]
-            keep &= later - self._rows["round_num"][rows] == self.n_step
+            later = self.book["round_num"][(entries + self.n_step) % self.capacity]
+            keep &= later - self.book["round_num"][rows] == self.n_step
         return entries[keep]
 
     def sample(self, size: int, generator: torch.Generator) -> Batch:
@@ -112,54 +123,64 @@ class Replay:
 
     def gather(self, entries: Tensor) -> Batch:
         """Build the transitions that begin at the given entry numbers `[B]`."""
+        entries = entries.to(self.rows["ids"].device)
         rows, n = entries % self.capacity, self.n_step
-        powers = self.gamma ** torch.arange(n, dtype=torch.float32)  # [n]
-        steps = (entries[:, None] + torch.arange(n)) % self.capacity  # [B, n]
-        returns = (self._rows["reward"][steps] * powers[:, None]).sum(dim=1)  # [B, R]
+        ahead = torch.arange(n, device=entries.device)
+        powers = self.gamma ** ahead.float()  # [n]
+        steps = (entries[:, None] + ahead) % self.capacity  # [B, n]
+        returns = (self.rows["reward"][steps] * powers[:, None]).sum(dim=1)  # [B, R]
         obs, after = self._observe(entries), self._observe(entries + n)
         return Batch(
             obs=obs,
-            chosen=self._rows["chosen"][rows][:, : obs.mask.shape[1]],
+            chosen=self.rows["chosen"][rows][:, : obs.mask.shape[1]],
             returns=returns.squeeze(1),
-            discount=torch.full((len(entries),), self.gamma**n),
+            discount=torch.full((len(entries),), self.gamma**n, device=entries.device),
             next_obs=after,
-            next_k=self._rows["k"][(entries + n) % self.capacity],
-            histogram=self._rows["histogram"][rows],
+            next_k=self.rows["k"][(entries + n) % self.capacity],
+            histogram=self.rows["histogram"][rows],
         )
 
     def _observe(self, entries: Tensor) -> Observation:
         rows = entries % self.capacity
-        mask = self._rows["mask"][rows]
+        mask = self.rows["mask"][rows]
         width = int(mask.sum(dim=1).max())  # no wider than this batch needs
-        window = entries[:, None] + torch.arange(-self.history, 1)  # [B, H+1] entry numbers
+        back = torch.arange(-self.history, 1, device=entries.device)
+        window = entries[:, None] + back  # [B, H+1] entry numbers
         return Observation(
-            clients=self._rows["clients"][rows, :width],
-            ids=self._rows["ids"][rows, :width],
+            clients=self.rows["clients"][rows, :width],
+            ids=self.rows["ids"][rows, :width],
             mask=mask[:, :width],
-            history=self._rows["sketch"][window % self.capacity],
+            history=self.rows["sketch"][window % self.capacity],
             history_mask=window >= self.oldest,
         )
 
-    def _widen(self) -> None:
+    @property
+    def width(self) -> int:
+        """Room for visible clients in a row."""
+        return self.rows["ids"].shape[1]
+
+    def widen(self) -> None:
         """Double the room for visible clients."""
         for name in ("clients", "ids", "mask", "chosen"):
-            old = self._rows[name]
-            self._rows[name] = torch.cat([old, torch.zeros_like(old)], dim=1)
+            old = self.rows[name]
+            self.rows[name] = torch.cat([old, torch.zeros_like(old)], dim=1)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue; only rows in use."""
         used = min(self.count, self.capacity)
+        kept = {**self.rows, **self.book}
         return {
             "count": self.count,
-            "rows": {name: rows[:used].clone() for name, rows in self._rows.items()},
+            "rows": {name: rows[:used].cpu().clone() for name, rows in kept.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        while self._rows["ids"].shape[1] < state["rows"]["ids"].shape[1]:
-            self._widen()
+        while self.width < state["rows"]["ids"].shape[1]:
+            self.widen()
         self.count = state["count"]
         for name, saved in state["rows"].items():
-            room = self._rows[name]
+            room = self.rows[name] if name in self.rows else self.book[name]
             room.zero_()
-            room[(slice(0, len(saved)), *map(slice, saved.shape[1:]))] = saved
+            place = (slice(0, len(saved)), *map(slice, saved.shape[1:]))
+            room[place] = saved.to(room.device)

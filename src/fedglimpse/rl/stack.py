@@ -1,0 +1,131 @@
+"""The networks of R agents as rows of one matrix, and the optimizer that moves all rows at once.
+
+`Stack` moves the parameters of networks into one tensor `[R, P]` and leaves views of it behind, so
+that each network still is its own. `StackedLearner` does the same to the memories of the agents'
+optimizers; its steps are those of `torch.optim`, row by row (`rl/dqn.py` is the readable twin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedglimpse.rl.dqn import DoubleDQN
+
+_BETAS, _EPS = (0.9, 0.999), 1e-8  # torch.optim.Adam's defaults
+_CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
+
+
+class Stack:
+    """Parameters of networks of the same shape, side by side."""
+
+    def __init__(self, nets: Sequence[nn.Module]) -> None:
+        """Move the parameters of `nets` into one matrix."""
+        each = [[p.data.reshape(-1) for p in net.parameters()] for net in nets]
+        self.rows = torch.stack([torch.cat(parts) for parts in each])  # [R, P]
+        self.tensors: dict[str, Tensor] = {}  # name -> [R, *shape], views of `rows`
+        at = 0
+        for name, parameter in nets[0].named_parameters():
+            part = self.rows[:, at : at + parameter.numel()]
+            self.tensors[name] = part.view(len(nets), *parameter.shape)
+            at += parameter.numel()
+        for r, net in enumerate(nets):
+            for name, parameter in net.named_parameters():
+                parameter.data = self.tensors[name][r]
+
+    def holds(self, nets: Sequence[nn.Module]) -> bool:
+        """True while the networks' parameters still are the rows of this stack."""
+        for r, net in enumerate(nets):
+            for name, parameter in net.named_parameters():
+                here = self.tensors[name][r]
+                if parameter.data_ptr() != here.data_ptr() or parameter.shape != here.shape:
+                    return False
+        return True
+
+
+class StackedLearner:
+    """R double-DQN learners that step together."""
+
+    def __init__(self, learners: Sequence[DoubleDQN[Any]]) -> None:
+        """Take over the networks and optimizer memories of `learners`, leaving views behind."""
+        first = learners[0]
+        self.learners, self.adam = list(learners), isinstance(first.optimizer, torch.optim.Adam)
+        self.online = Stack([one.online for one in learners])
+        self.target = Stack([one.target for one in learners])
+        for tensor in self.online.tensors.values():
+            tensor.requires_grad_()
+        self.tau, self.grad_clip = first.tau, first.grad_clip
+        groups = first.optimizer.param_groups
+        self.lr: float = groups[0]["lr"]
+        decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+        self.decay = torch.cat(
+            [p.new_full((p.numel(),), decay[id(p)]) for p in first.online.parameters()]
+        )  # [P]
+        self.mean, self.square = torch.zeros(2, *self.online.rows.shape, device=self.decay.device)
+        self.steps = torch.zeros(len(learners), 1, device=self.decay.device)
+        if self.adam:
+            self._take_memories()
+
+    def holds(self, learners: Sequence[DoubleDQN[Any]]) -> bool:
+        """True while these learners still are what is stacked here."""
+        same = len(learners) == len(self.learners)
+        same = same and all(a is b for a, b in zip(learners, self.learners, strict=True))
+        return same and all(
+            stack.holds([getattr(one, name) for one in learners])
+            for name, stack in (("online", self.online), ("target", self.target))
+        )
+
+    @property
+    def changed(self) -> list[Tensor]:
+        """Every tensor that a step writes to."""
+        return [self.online.rows, self.target.rows, self.mean, self.square, self.steps]
+
+    def step(self, loss: Tensor, active: Tensor) -> None:
+        """Move the active agents down the gradient of the summed loss; targets follow.
+
+        Args:
+            loss: sum of the agents' own losses.
+            active: 1 for agents that learn, 0 for those that wait.  # [R, 1]
+        """
+        wanted = list(self.online.tensors.values())
+        gradients = torch.autograd.grad(loss, wanted, materialize_grads=True)
+        with torch.no_grad():
+            gradient = torch.cat([g.flatten(1) for g in gradients], dim=1)  # [R, P]
+            if self.grad_clip > 0:
+                norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+                gradient *= (self.grad_clip / (norm + _CLIP_EPS)).clamp(max=1.0)
+            gradient = torch.addcmul(gradient, self.online.rows, self.decay)
+            if self.adam:
+                self._adam(gradient, active)
+            else:
+                self.online.rows.addcmul_(gradient, active, value=-self.lr)
+            self.target.rows.lerp_(self.online.rows, self.tau * active)
+
+    def _adam(self, gradient: Tensor, active: Tensor) -> None:
+        fast, slow = _BETAS
+        self.steps += active
+        self.mean.lerp_(gradient, (1 - fast) * active)
+        self.square.lerp_(gradient.square(), (1 - slow) * active)
+        later = self.steps.clamp(min=1)
+        size = active * (self.lr / (1 - fast**later))  # [R, 1]
+        deviation = (self.square * (1 / (1 - slow**later))).sqrt_().add_(_EPS)
+        self.online.rows.addcmul_(self.mean / deviation, size, value=-1.0)
+
+    def _take_memories(self) -> None:
+        """Copy the optimizers' memories and let them see these from now on."""
+        for r, learner in enumerate(self.learners):
+            at = 0
+            for parameter in learner.online.parameters():
+                part = slice(at, at + parameter.numel())
+                at += parameter.numel()
+                memory = learner.optimizer.state[parameter]
+                for name, rows in (("exp_avg", self.mean), ("exp_avg_sq", self.square)):
+                    if name in memory:
+                        rows[r, part] = memory[name].reshape(-1)
+                    memory[name] = rows[r, part].view(parameter.shape)
+                if "step" in memory:
+                    self.steps[r] = memory["step"]
+                memory["step"] = self.steps[r, 0]
