@@ -25,6 +25,7 @@ from fedglimpse.nets import build_model, head_entries
 from fedglimpse.sim.batched import BatchedTrainer
 from fedglimpse.sim.evaluate import Evaluator, Reward
 from fedglimpse.sim.jobs import Examples, LocalTrainer, Recipe
+from fedglimpse.sim.many import ManyModels, StackedMany
 from fedglimpse.sim.precision import Precision, check_precision
 from fedglimpse.sim.reports import Reporter
 from fedglimpse.sim.reports import Sketch as SketchOfRows
@@ -129,7 +130,8 @@ def world_of(parts: Parts, configs: Sequence[Config]) -> World:
     model = parts.model(config.seeds[0])
     layout = Layout.of(model)
     channels_last = parts.device.type == "cpu" and has_convolutions(model)
-    evaluator = Evaluator(model, parts.dataset.num_classes, parts.precision, channels_last)
+    classes, many = parts.dataset.num_classes, many_models(model, parts.device, parts.precision)
+    evaluator = Evaluator(model, classes, parts.precision, channels_last, many)
     return World(
         dataset=parts.dataset,
         lanes=lanes,
@@ -162,6 +164,20 @@ def _check_together(one: Config, other: Config) -> None:
 def has_convolutions(model: nn.Module) -> bool:
     """True where some layer is a convolution."""
     return any(isinstance(m, nn.Conv2d) for m in model.modules())
+
+
+def many_models(model: nn.Module, device: torch.device, precision: Precision) -> ManyModels | None:
+    """Return the fastest way to run many states at once; None: one after the other is."""
+    layout = Layout.of(model)
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from fedglimpse.sim.gpu.channels_last import fits
+        from fedglimpse.sim.gpu.many import ChannelsLastMany
+
+        if fits(model):
+            return ManyModels(layout, ChannelsLastMany(model, precision))
+    if unstackable(model) or (device.type == "cpu" and has_convolutions(model)):
+        return None
+    return ManyModels(layout, StackedMany(model, precision))
 
 
 def population_of(config: Config, dataset: Dataset, seed: int) -> Population:

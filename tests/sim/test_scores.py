@@ -15,7 +15,7 @@ def test_scores_are_those_of_sklearn(seed: int) -> None:
     logits = torch.randn(40, 6, generator=draw)
     y = torch.randint(0, 4, (40,), generator=draw)  # classes 4 and 5 are absent
     guess = logits.argmax(1)
-    found = scores_of(logits, y, 6)
+    found = scores_of(logits[None], y[None], 6)[0]
     labels = list(range(6))
     each = f1_score(y, guess, average=None, labels=labels, zero_division=0)
     assert found.per_class_f1.tolist() == pytest.approx(each.tolist(), abs=1e-6)

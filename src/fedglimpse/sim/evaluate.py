@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse.data.dataset import as_input
 from fedglimpse.layout import Layout
+from fedglimpse.sim.many import ManyModels
 from fedglimpse.sim.precision import Precision, numerics
 
 CPU_BATCH = 200  # larger batches page-fault on a CPU
@@ -28,20 +31,33 @@ class Scores:
     predicted: Tensor  # [C] share of examples predicted as each class
 
 
-def scores_of(logits: Tensor, y: Tensor, num_classes: int) -> Scores:
-    """Score logits `[n, C]` against labels `[n]`; the F1 of an absent class is 0."""
-    guess = logits.argmax(1)
-    confusion = torch.bincount(y * num_classes + guess, minlength=num_classes**2)
-    confusion = confusion.view(num_classes, num_classes).double()  # [true, predicted]
-    hits, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-    f1 = 2 * hits / (true + predicted).clamp(min=1)
-    return Scores(
-        accuracy=float(hits.sum() / len(y)),
-        macro_f1=float(f1.mean()),
-        per_class_f1=f1.float().cpu(),
-        loss=float(F.cross_entropy(logits.float(), y)),
-        predicted=(predicted / len(y)).float().cpu(),
-    )
+def scores_of(logits: Tensor, y: Tensor, num_classes: int) -> list[Scores]:
+    """Score the logits of S models; the F1 of an absent class is 0.
+
+    Args:
+        logits: of every model on its examples.  # [S, n, C]
+        y: their labels.  # [S, n]
+        num_classes: C.
+    """
+    models, examples = y.shape
+    place = torch.arange(models, device=y.device)[:, None] * num_classes + y
+    cells = (place * num_classes + logits.argmax(2)).flatten()
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none")
+    loss = losses.view(models, examples).mean(1).cpu()
+    confusion = torch.bincount(cells, minlength=models * num_classes**2).cpu().double()
+    confusion = confusion.view(models, num_classes, num_classes)  # [S, true, predicted]
+    hits, true, guessed = confusion.diagonal(dim1=1, dim2=2), confusion.sum(2), confusion.sum(1)
+    f1 = 2 * hits / (true + guessed).clamp(min=1)
+    return [
+        Scores(
+            accuracy=float(hits[s].sum() / examples),
+            macro_f1=float(f1[s].mean()),
+            per_class_f1=f1[s].float(),
+            loss=float(loss[s]),
+            predicted=(guessed[s] / examples).float(),
+        )
+        for s in range(models)
+    ]
 
 
 class Evaluator:
@@ -53,11 +69,21 @@ class Evaluator:
         num_classes: int,
         precision: Precision = "fp32",
         channels_last: bool = False,
+        many: ManyModels | None = None,
     ) -> None:
-        """Keep `model` as the instance that states are written into."""
+        """Keep `model` as the instance that states are written into.
+
+        Args:
+            model: of any values.
+            num_classes: C.
+            precision: of the passes.
+            channels_last: memory layout of images.
+            many: runs several states at once; None: one after the other.
+        """
         self.layout, self.num_classes, self.precision = Layout.of(model), num_classes, precision
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = cast(nn.Module, model.to(memory_format=self.format))  # type: ignore[call-overload]
+        self.many = many
 
     def load(self, state: Tensor) -> None:
         """Make the model that of a state `[d]`, in evaluation mode."""
@@ -79,9 +105,34 @@ class Evaluator:
         batches = x.split(CPU_BATCH if x.device.type == "cpu" else GPU_BATCH)
         return torch.cat([self.forward(batch) for batch in batches])
 
+    @torch.no_grad()
+    def logits_of(self, states: Tensor, x: Tensor) -> Tensor:
+        """Return the logits `[S, n, C]` of states `[S, d]`, each on its own examples.
+
+        Args:
+            states: S of them.  # [S, d]
+            x: raw examples; with stride 0 in front where all states share them.  # [S, n, *shape]
+        """
+        if self.many is not None:
+            return self.many.logits(states, x)
+        return torch.stack([self.logits(s, own) for s, own in zip(states, x, strict=True)])
+
+    def losses(self, states: Tensor, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[Tensor]:
+        """Return the loss of every example `[n_s]` of every state, each with its own examples."""
+        if not len(states):
+            return []
+        y = pad_sequence(list(ys), batch_first=True)
+        logits = self.logits_of(states, pad_sequence(list(xs), batch_first=True))
+        each = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none")
+        return [row[: len(own)] for row, own in zip(each.view(y.shape), ys, strict=True)]
+
+    def scores(self, states: Tensor, x: Tensor, y: Tensor) -> list[Scores]:
+        """Return the scores of states `[S, d]` on raw examples `[S, n, *shape]` and labels."""
+        return scores_of(self.logits_of(states, x), y, self.num_classes)
+
     def score(self, state: Tensor, x: Tensor, y: Tensor) -> Scores:
-        """Return the scores of a state `[d]` on raw examples and labels."""
-        return scores_of(self.logits(state, x), y, self.num_classes)
+        """Return the scores of one state `[d]` on raw examples and labels."""
+        return self.scores(state[None], x[None], y[None])[0]
 
 
 @dataclass

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse.layout import Layout
 from fedglimpse.sim.evaluate import Evaluator
@@ -37,17 +40,39 @@ def mean_gradient(evaluator: Evaluator, state: Tensor, x: Tensor, y: Tensor) -> 
     return total
 
 
+def mean_gradients(
+    evaluator: Evaluator, states: Tensor, xs: Sequence[Tensor], ys: Sequence[Tensor]
+) -> Tensor:
+    """Return `mean_gradient` of every state, each over its own examples.
+
+    Args:
+        evaluator: holds the model.
+        states: where the gradients are taken.  # [S, d]
+        xs: raw examples, one tensor for each state.
+        ys: their labels.
+
+    Returns:
+        The gradients.  # [S, num_params]
+    """
+    if evaluator.many is None or not len(states):
+        rows = [mean_gradient(evaluator, s, x, y) for s, x, y in zip(states, xs, ys, strict=True)]
+        return torch.stack(rows) if rows else states.new_zeros(0, evaluator.layout.num_params)
+    sizes = torch.tensor([len(y) for y in ys], device=states.device)
+    x, y = (pad_sequence(list(parts), batch_first=True) for parts in (xs, ys))
+    return evaluator.many.gradients(states, x, y, sizes)
+
+
 def distance(layout: Layout, ours: Tensor, theirs: Tensor, per_tensor: bool) -> Tensor:
-    """Return how far two gradients `[num_params]` are apart.
+    """Return how far gradients `[..., num_params]` are from another one `[...]`.
 
     Args:
         layout: of the model.
-        ours: a gradient.
+        ours: gradients.
         theirs: another.
         per_tensor: sum the norms of all parameter tensors, as the authors do; else one norm of
             the whole difference.
     """
     away = ours - theirs
     if not per_tensor:
-        return away.norm()
-    return torch.stack([away[e.start : e.stop].norm() for e in layout.params]).sum()
+        return away.norm(dim=-1)
+    return torch.stack([away[..., e.start : e.stop].norm(dim=-1) for e in layout.params]).sum(0)

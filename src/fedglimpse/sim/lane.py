@@ -83,6 +83,16 @@ class LaneRound:
         )
 
 
+@dataclass
+class Upload:
+    """What the chosen clients of one lane sent in the current round."""
+
+    clients: TrainedClients
+    sizes: Tensor  # [K] local examples
+    weights: Tensor  # [K] coefficients, float64
+    reports: dict[str, Tensor] = field(default_factory=dict)
+
+
 def check_lane(lane: Lane) -> None:
     """Raise UserError for a method that no world can run."""
     method, objective = lane.method, lane.method.objective

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse.data.population import Population
 from fedglimpse.needs import CATALOGUE
 from fedglimpse.sim.evaluate import Evaluator
-from fedglimpse.sim.gradients import distance, mean_gradient
+from fedglimpse.sim.gradients import distance, mean_gradients
 
 Sketch = Callable[[Tensor], Tensor]  # [..., parameters] -> [..., D]
 
@@ -37,91 +36,140 @@ class TrainedClients:
         return TrainedClients(*(v[slots.to(v.device)] for v in vars(self).values()))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What one lane wants to know in this round."""
+
+    names: frozenset[str]  # of `needs.CATALOGUE`, of any phase
+    population: Population
+    state: Tensor  # [d] the global model
+    ids: Tensor  # [V] clients that report
+    clients: TrainedClients | None = None  # the same clients, where they have trained
+
+    @property
+    def trained(self) -> TrainedClients:
+        """The clients that have trained."""
+        if self.clients is None:
+            raise ValueError(f"clients {self.ids.tolist()} are asked for reports before training")
+        return self.clients
+
+
+Lanes = Sequence[Asked]
+
+
 class Reporter:
     """Computes what a client would compute on its own device, and what the server knows.
 
-    All reports are float32 on the CPU.
+    All lanes that ask for the same report get it from the same pass. Reports are float32 on the
+    CPU: one row for each client, or one for the lane where only the server is asked.
     """
 
     def __init__(self, sketch: Sketch, num_params: int, evaluator: Evaluator) -> None:
         """Reports are about parameters only, the first `num_params` floats of a state."""
         self.sketch, self.num_params, self.evaluator = sketch, num_params, evaluator
-
-    def trained(
-        self, names: frozenset[str], clients: TrainedClients, population: Population
-    ) -> dict[str, Tensor]:
-        """Reports that need local training: name -> `[V]` or `[V, D]`."""
-        cut = self.num_params
-        compute: Mapping[str, Callable[[], Tensor]] = {
-            "sketch": lambda: self.sketch(clients.states[:, :cut]),
-            "delta_sketch": lambda: self.sketch(clients.deltas[:, :cut]),
-            "update_norm": lambda: clients.deltas[:, :cut].norm(dim=1),
-            "train_loss": lambda: clients.loss,
-            "rms_loss": lambda: clients.squared_loss.sqrt(),
-            "loss_after": lambda: self._losses_after(clients, population),
-            "delta_similarity": lambda: cosines(clients.deltas[:, :cut]),
-            "proxy_predictions": lambda: self._proxy_logits(clients, population).softmax(2),
-            "proxy_logits": lambda: self._proxy_logits(clients, population),
+        cut = num_params
+        self._compute: Mapping[str, Callable[[Lanes], list[Tensor]]] = {
+            # phase "probe": at the global model, before training
+            "loss": self._losses,
+            "gradient_distance": lambda some: self._distances(some, True),
+            "gradient_distance_l2": lambda some: self._distances(some, False),
+            "label_histogram": lambda some: [a.population.label_histogram(a.ids) for a in some],
+            # phase "trained"
+            "sketch": lambda some: _by_row(some, lambda c: sketch(c.states[:, :cut])),
+            "delta_sketch": lambda some: _by_row(some, lambda c: sketch(c.deltas[:, :cut])),
+            "update_norm": lambda some: _by_row(some, lambda c: c.deltas[:, :cut].norm(dim=1)),
+            "train_loss": lambda some: [a.trained.loss for a in some],
+            "rms_loss": lambda some: [a.trained.squared_loss.sqrt() for a in some],
+            "loss_after": self._losses_after,
+            "delta_similarity": lambda some: [cosines(a.trained.deltas[:, :cut]) for a in some],
+            "proxy_predictions": lambda some: [p.softmax(2) for p in self._proxy_logits(some)],
+            "proxy_logits": self._proxy_logits,
+            # phase "server": costs the clients nothing
+            "global_sketch": lambda some: [sketch(a.state[:cut]) for a in some],
+            "proxy_histogram": self._proxy_histograms,
         }
-        return _gather(names, "trained", compute)
+
+    def report(self, phase: str, asked: Lanes) -> list[dict[str, Tensor]]:
+        """Return the reports of one phase that each lane asks for: name -> tensor."""
+        found: list[dict[str, Tensor]] = [{} for _ in asked]
+        names = frozenset[str]().union(*(a.names for a in asked)) - {"reward"}
+        for name in sorted(n for n in names if CATALOGUE[n].phase == phase):
+            places = [i for i, a in enumerate(asked) if name in a.names]
+            values = _to_cpu(self._compute[name]([asked[i] for i in places]))
+            for i, value in zip(places, values, strict=True):
+                found[i][name] = value.flatten(1) if value.dim() > 2 else value
+        return found
 
     def probes(
         self, names: frozenset[str], state: Tensor, population: Population, ids: Tensor
     ) -> dict[str, Tensor]:
-        """Reports computed at the global model, before training: name -> `[V]` or `[V, C]`."""
-        compute: Mapping[str, Callable[[], Tensor]] = {
-            "loss": lambda: self._losses(state, population, ids),
-            "gradient_distance": lambda: self._distances(state, population, ids, True),
-            "gradient_distance_l2": lambda: self._distances(state, population, ids, False),
-            "label_histogram": lambda: population.label_histogram(ids),
-        }
-        return _gather(names, "probe", compute)
+        """Return one lane's reports at the global model `[d]`, before training."""
+        return self.report("probe", [Asked(names, population, state, ids)])[0]
+
+    def trained(
+        self, names: frozenset[str], clients: TrainedClients, population: Population
+    ) -> dict[str, Tensor]:
+        """Return one lane's reports of clients that have trained."""
+        state = clients.states.new_zeros(0)  # no such report reads the global model
+        return self.report("trained", [Asked(names, population, state, clients.ids, clients)])[0]
 
     def server(
         self, names: frozenset[str], state: Tensor, population: Population
     ) -> dict[str, Tensor]:
-        """Reports that cost the clients nothing: name -> `[D]` or `[C]`."""
-        compute: Mapping[str, Callable[[], Tensor]] = {
-            "global_sketch": lambda: self.sketch(state[: self.num_params]),
-            "proxy_histogram": lambda: (
-                self.evaluator.score(state, *proxy_examples(population)).predicted
-            ),
-        }
-        return _gather(names - {"reward"}, "server", compute)
+        """Return what one lane's server knows of its global model `[d]`."""
+        return self.report("server", [Asked(names, population, state, torch.zeros(0).long())])[0]
 
-    def _losses(self, state: Tensor, population: Population, ids: Tensor) -> Tensor:
-        """Return the mean loss of one state on each client's examples `[V]`, in one pass."""
-        if not len(ids):
-            return state.new_zeros(0)
-        rows = [population.rows[client] for client in ids.tolist()]
-        x, y = _examples(population, torch.cat(rows))
-        each = F.cross_entropy(self.evaluator.logits(state, x).float(), y, reduction="none")
-        return torch.stack([part.mean() for part in each.split([len(r) for r in rows])])
+    def _losses(self, some: Lanes) -> list[Tensor]:
+        """Return the mean loss of each lane's state on its clients' examples `[V]`."""
+        rows = [[a.population.rows[client] for client in a.ids.tolist()] for a in some]
+        pairs = [
+            _examples(a.population, torch.cat(own) if own else a.ids)
+            for a, own in zip(some, rows, strict=True)
+        ]
+        each = self.evaluator.losses(_states(some), *_columns(pairs))
+        return [_means(losses, own) for losses, own in zip(each, rows, strict=True)]
 
-    def _losses_after(self, clients: TrainedClients, population: Population) -> Tensor:
+    def _losses_after(self, some: Lanes) -> list[Tensor]:
         """Return the mean loss of each client's own state on its examples `[V]`."""
-        losses = torch.zeros(len(clients.ids))
-        for j, state in enumerate(clients.states):
-            losses[j] = self._losses(state, population, clients.ids[j : j + 1])[0]
-        return losses
+        pairs = [client_examples(a.population, i) for a in some for i in a.ids.tolist()]
+        states = torch.cat([a.trained.states for a in some])
+        losses = [each.mean() for each in self.evaluator.losses(states, *_columns(pairs))]
+        joined = torch.stack(losses) if losses else states.new_zeros(0)
+        return list(joined.split([len(a.ids) for a in some]))
 
-    def _proxy_logits(self, clients: TrainedClients, population: Population) -> Tensor:
+    def _proxy_logits(self, some: Lanes) -> list[Tensor]:
         """Return what each trained client says of the proxy examples `[V, P, C]`."""
-        x, y = proxy_examples(population)
-        logits = [self.evaluator.logits(state, x).float() for state in clients.states]
-        empty = clients.states.new_zeros(0, len(y), self.evaluator.num_classes)
-        return torch.stack(logits) if logits else empty
+        answers = []
+        for a in some:
+            x, y = proxy_examples(a.population)
+            if len(a.ids):
+                same = x.expand(len(a.ids), *x.shape)
+                answers.append(self.evaluator.logits_of(a.trained.states, same).float())
+            else:
+                answers.append(a.state.new_zeros(0, len(y), self.evaluator.num_classes))
+        return answers
 
-    def _distances(
-        self, state: Tensor, population: Population, ids: Tensor, per_tensor: bool
-    ) -> Tensor:
+    def _proxy_histograms(self, some: Lanes) -> list[Tensor]:
+        """Return the shares of classes that each global model predicts `[C]`."""
+        pairs = [proxy_examples(a.population) for a in some]
+        return [
+            scores.predicted
+            for a, pair in zip(some, pairs, strict=True)
+            for scores in [self.evaluator.score(a.state, *pair)]
+        ]
+
+    def _distances(self, some: Lanes, per_tensor: bool) -> list[Tensor]:
         """Return how far each client's full gradient is from the proxy gradient `[V]`."""
-        proxy = mean_gradient(self.evaluator, state, *proxy_examples(population))
-        distances = []
-        for client in ids.tolist():
-            own = mean_gradient(self.evaluator, state, *client_examples(population, client))
-            distances.append(distance(self.evaluator.layout, own, proxy, per_tensor))
-        return torch.stack(distances) if distances else state.new_zeros(0)
+        pairs = [proxy_examples(a.population) for a in some]
+        proxies = mean_gradients(self.evaluator, _states(some), *_columns(pairs))
+        pairs = [client_examples(a.population, i) for a in some for i in a.ids.tolist()]
+        states = torch.cat([a.state.expand(len(a.ids), -1) for a in some])
+        own = mean_gradients(self.evaluator, states, *_columns(pairs))
+        layout, parts = self.evaluator.layout, own.split([len(a.ids) for a in some])
+        return [
+            distance(layout, part, proxy, per_tensor)
+            for part, proxy in zip(parts, proxies, strict=True)
+        ]
 
 
 def client_examples(population: Population, client: int) -> tuple[Tensor, Tensor]:
@@ -147,9 +195,31 @@ def _examples(population: Population, rows: Tensor) -> tuple[Tensor, Tensor]:
     return data.x_train[rows], data.y_train[rows]
 
 
-def _gather(
-    names: frozenset[str], phase: str, compute: Mapping[str, Callable[[], Tensor]]
-) -> dict[str, Tensor]:
-    wanted = sorted(n for n in names if CATALOGUE[n].phase == phase)
-    found = {n: compute[n]().detach().float().cpu() for n in wanted}
-    return {n: v.flatten(1) if v.dim() > 2 else v for n, v in found.items()}
+def _states(some: Lanes) -> Tensor:
+    return torch.stack([a.state for a in some])  # [R, d]
+
+
+def _columns(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _means(losses: Tensor, rows: Sequence[Tensor]) -> Tensor:
+    """Average the losses of several clients' examples, one after the other, by client `[V]`."""
+    parts = losses.split([len(r) for r in rows])
+    return torch.stack([part.mean() for part in parts]) if rows else losses.new_zeros(0)
+
+
+def _by_row(some: Lanes, compute: Callable[[TrainedClients], Tensor]) -> list[Tensor]:
+    """Compute something of every client's own row; on a GPU, all lanes at once."""
+    if some[0].trained.states.device.type == "cpu":
+        return [compute(a.trained) for a in some]
+    fields = zip(*(vars(a.trained).values() for a in some), strict=True)
+    together = TrainedClients(*(torch.cat(values) for values in fields))
+    return list(compute(together).split([len(a.ids) for a in some]))
+
+
+def _to_cpu(values: Sequence[Tensor]) -> list[Tensor]:
+    """Bring tensors home as float32, in one transfer."""
+    flat = torch.cat([value.detach().reshape(-1).float() for value in values]).cpu()
+    parts = flat.split([value.numel() for value in values])
+    return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]

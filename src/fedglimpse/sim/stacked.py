@@ -197,10 +197,10 @@ def _batch_norm(
     if valid is not None and not frozen:
         return _masked_batch_norm(layer, own, x, jobs, valid)
     folded = x if x.dim() == 4 else fold(x)
+    running = [own["running_mean"], own["running_var"]]
     out = F.batch_norm(
         folded,
-        own["running_mean"].view(-1),  # views: updated in place
-        own["running_var"].view(-1),
+        *(r.flatten() if frozen else r.view(-1) for r in running),  # views are updated in place
         own["weight"].flatten(),
         own["bias"].flatten(),
         training=not frozen,

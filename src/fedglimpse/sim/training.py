@@ -89,6 +89,7 @@ def _run(
     start, jobs = _table(lanes, tasks)
     trained = trainer.train(start, jobs)
     finite = trained.states.isfinite().all(dim=1).cpu()  # [J]
+    loss, squared_loss = torch.stack([trained.loss, trained.squared_loss]).cpu()
     answers, at = [], 0
     for task in tasks:
         part = slice(at, at + len(task.ids))
@@ -97,8 +98,8 @@ def _run(
             ids=task.ids,
             starts=task.starts,
             states=trained.states[part],
-            loss=trained.loss[part],
-            squared_loss=trained.squared_loss[part],
+            loss=loss[part],
+            squared_loss=squared_loss[part],
         )
         kept = finite[part].nonzero().flatten()
         if len(kept) < len(task.ids):

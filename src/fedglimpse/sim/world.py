@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.cost import CostModel
 from fedglimpse.data.dataset import Dataset
-from fedglimpse.sim.evaluate import Evaluator
+from fedglimpse.sim.evaluate import Evaluator, Scores
 from fedglimpse.sim.jobs import LocalTrainer
-from fedglimpse.sim.lane import Lane, LaneRound, check_choice, check_lane
-from fedglimpse.sim.reports import Reporter, TrainedClients, proxy_examples
+from fedglimpse.sim.lane import Lane, LaneRound, Upload, check_choice, check_lane
+from fedglimpse.sim.reports import Asked, Reporter, TrainedClients, proxy_examples
 from fedglimpse.sim.training import Finished, train_round
 from fedglimpse.types import Choice, Outcome, Update, View
 
@@ -69,9 +70,7 @@ class World:
         early = {r: now.ids for r, (lane, now) in lanes if lane.trains_first and not now.idle}
         for r, done in self._train(early).items():
             self._now[r].clients, self._now[r].ids = done.clients, done.clients.ids
-        for r, (_, now) in lanes:
-            if not now.idle and len(now.ids):
-                now.view = self._view(r)
+        self._look([r for r, (_, now) in lanes if not now.idle and len(now.ids)])
         return [now.view for now in self._now]
 
     def commit(self, choices: Sequence[Choice | None]) -> list[Outcome | None]:
@@ -84,7 +83,7 @@ class World:
                 chosen[r] = choice
         late = {r: c for r, c in chosen.items() if self._now[r].clients is None}
         trained = self._train({r: self._now[r].ids[c.slots] for r, c in late.items()})
-        outcomes: list[Outcome | None] = [None] * len(self.lanes)
+        uploads: dict[int, Upload] = {}
         for r, choice in chosen.items():
             early, weights = self._now[r].clients, choice.weights
             if early is not None:
@@ -93,7 +92,11 @@ class World:
                 clients, kept = trained[r].clients, trained[r].kept
                 weights = None if weights is None else weights[kept]
             self._now[r].info = choice.info
-            outcomes[r] = self._aggregate(r, clients, weights)
+            uploads[r] = self._upload(r, clients, weights)
+        self._ask_the_chosen(uploads)
+        for r, upload in uploads.items():
+            self._aggregate(r, upload)
+        outcomes = self._outcomes(uploads)
         for lane in self.lanes:
             lane.round_num += 1
         return outcomes
@@ -107,7 +110,12 @@ class World:
             metrics: what each selector's feedback returned.
             evaluate: which lanes' new global models are scored on the test set.
         """
-        return [self._record(r, metrics[r], evaluate[r]) for r in range(len(self.lanes))]
+        scored = [r for r, wanted in enumerate(evaluate) if wanted]
+        x, y = self.dataset.x_test, self.dataset.y_test
+        same_x, same_y = x.expand(len(scored), *x.shape), y.expand(len(scored), -1)
+        found = self.evaluator.scores(self.states[scored], same_x, same_y) if scored else []
+        scores = dict(zip(scored, found, strict=True))
+        return [self._record(r, metrics[r], scores.get(r)) for r in range(len(self.lanes))]
 
     def retire(self, lanes: Sequence[Lane]) -> None:
         """Take lanes out of the world; the others go on."""
@@ -139,20 +147,28 @@ class World:
         lane.method.aggregator.load_state_dict(_on_device(saved["aggregator"], self.states))
         lane.reward.load_state_dict(saved["reward"])
 
-    def _view(self, r: int) -> View:
-        lane, now = self.lanes[r], self._now[r]
-        needs, population = lane.method.selector.needs, lane.population
-        reports = self.reporter.probes(needs, self.states[r], population, now.ids)
-        if now.clients is not None:
-            reports |= self.reporter.trained(needs, now.clients, population)
-        return View(
-            round_num=lane.round_num,
-            ids=now.ids,
-            sizes=population.sizes[now.ids],
-            reports=reports,
-            server=self.reporter.server(needs, self.states[r], population),
-            rng=rng.generator(lane.seed, "select", lane.round_num),
+    def _look(self, places: Sequence[int]) -> None:
+        """Make the views of these lanes."""
+        asked = []
+        for r in places:
+            lane, now = self.lanes[r], self._now[r]
+            needs = lane.method.selector.needs
+            asked.append(Asked(needs, lane.population, self.states[r], now.ids, now.clients))
+        if not asked:
+            return
+        probes, trained, server = (
+            self.reporter.report(phase, asked) for phase in ("probe", "trained", "server")
         )
+        for i, r in enumerate(places):
+            lane, ids = self.lanes[r], self._now[r].ids
+            self._now[r].view = View(
+                round_num=lane.round_num,
+                ids=ids,
+                sizes=lane.population.sizes[ids],
+                reports=probes[i] | trained[i],
+                server=server[i],
+                rng=rng.generator(lane.seed, "select", lane.round_num),
+            )
 
     def _train(self, ids_of: Mapping[int, Tensor]) -> dict[int, Finished]:
         """Train these clients of these lanes and note who trained."""
@@ -163,54 +179,79 @@ class World:
             now.train_loss = float(losses.mean()) if len(losses) else None
         return trained
 
-    def _aggregate(self, r: int, clients: TrainedClients, weights: Tensor | None) -> Outcome:
-        lane, now = self.lanes[r], self._now[r]
-        sizes = lane.population.sizes[clients.ids]
+    def _upload(self, r: int, clients: TrainedClients, weights: Tensor | None) -> Upload:
+        """Put together what the chosen clients send and how much it shall count."""
+        sizes = self.lanes[r].population.sizes[clients.ids]
         weights = sizes.double() / sizes.sum() if weights is None else weights.double()
-        reports = self._reports_after(r, clients)
+        return Upload(clients, sizes, weights)
+
+    def _ask_the_chosen(self, uploads: Mapping[int, Upload]) -> None:
+        """Add what the chosen send with their updates; probes are at the global model."""
+        asked = []
+        for r, upload in uploads.items():
+            lane, clients = self.lanes[r], upload.clients
+            names, population = lane.needs_after, lane.population
+            asked.append(Asked(names, population, self.states[r], clients.ids, clients))
+        for phase in ("probe", "trained", "server") if asked else ():
+            answers = self.reporter.report(phase, asked)
+            for upload, answer in zip(uploads.values(), answers, strict=True):
+                upload.reports |= answer
+
+    def _aggregate(self, r: int, upload: Upload) -> None:
+        """Make the next global model of a lane."""
+        now, clients = self._now[r], upload.clients
         if len(clients.ids):
-            aggregator = lane.method.aggregator
+            aggregator = self.lanes[r].method.aggregator
             update = Update(
-                round_num=lane.round_num,
+                round_num=self.lanes[r].round_num,
                 ids=clients.ids,
-                sizes=sizes,
+                sizes=upload.sizes,
                 starts=clients.starts,
                 deltas=clients.deltas,
-                weights=weights.to(self.states),
+                weights=upload.weights.to(self.states),
                 num_params=self.reporter.num_params,
-                reports={n: reports[n] for n in aggregator.needs if n in reports},
+                reports={n: v for n, v in upload.reports.items() if n in aggregator.needs},
             )
             self.states[r] = aggregator.step(self.states[r].clone(), update)
             if aggregator.applied is not None:
-                weights = aggregator.applied.cpu().double()
-        now.selected, now.weights = clients.ids.tolist(), weights.tolist()
-        scores = self.evaluator.score(self.states[r], *proxy_examples(lane.population))
-        reward, per_class = lane.reward.update(scores)
-        learns_from = lane.method.selector.learns_from
-        return Outcome(
-            round_num=lane.round_num,
-            selected=clients.ids,
-            reward=reward,
-            score=lane.reward.score(scores),
-            per_class=scores.per_class_f1,
-            reward_per_class=per_class,
-            weights=weights.float(),
-            reports={n: reports[n] for n in learns_from if n in reports},
-        )
+                upload.weights = aggregator.applied.cpu().double()
+        now.selected, now.weights = clients.ids.tolist(), upload.weights.tolist()
 
-    def _reports_after(self, r: int, clients: TrainedClients) -> dict[str, Tensor]:
-        """Return what the chosen send with their updates; probes are at the global model."""
-        names, population = self.lanes[r].needs_after, self.lanes[r].population
-        return {
-            **self.reporter.probes(names, self.states[r], population, clients.ids),
-            **self.reporter.trained(names, clients, population),
-            **self.reporter.server(names, self.states[r], population),
-        }
+    def _outcomes(self, uploads: Mapping[int, Upload]) -> list[Outcome | None]:
+        """Score the new global models on the proxy sets and say what came of the round."""
+        outcomes: list[Outcome | None] = [None] * len(self.lanes)
+        for r, scores in self._proxy_scores(list(uploads)).items():
+            lane, upload = self.lanes[r], uploads[r]
+            reward, per_class = lane.reward.update(scores)
+            learns_from = lane.method.selector.learns_from
+            outcomes[r] = Outcome(
+                round_num=lane.round_num,
+                selected=upload.clients.ids,
+                reward=reward,
+                score=lane.reward.score(scores),
+                per_class=scores.per_class_f1,
+                reward_per_class=per_class,
+                weights=upload.weights.float(),
+                reports={n: v for n, v in upload.reports.items() if n in learns_from},
+            )
+        return outcomes
 
-    def _record(self, r: int, metrics: Mapping[str, float], evaluate: bool) -> dict[str, Any]:
+    def _proxy_scores(self, places: Sequence[int]) -> dict[int, Scores]:
+        """Score lanes on their own proxy sets; those with sets of the same size together."""
+        pairs = {r: proxy_examples(self.lanes[r].population) for r in places}
+        by_size: dict[int, list[int]] = {}
+        for r, (_, y) in pairs.items():
+            by_size.setdefault(len(y), []).append(r)
+        found: dict[int, Scores] = {}
+        for some in by_size.values():
+            x, y = (torch.stack([pairs[r][i] for r in some]) for i in (0, 1))
+            found |= zip(some, self.evaluator.scores(self.states[some], x, y), strict=True)
+        return {r: found[r] for r in places}
+
+    def _record(
+        self, r: int, metrics: Mapping[str, float], scores: Scores | None
+    ) -> dict[str, Any]:
         lane, now = self.lanes[r], self._now[r]
-        test = (self.dataset.x_test, self.dataset.y_test)
-        scores = self.evaluator.score(self.states[r], *test) if evaluate else None
         cost = self.costs.round(now.activity(lane, int(metrics.get("server_flops", 0))))
         return {
             "lane": r,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse.sim.gpu.conv import conv3x3, supported
-from fedglimpse.sim.gpu.relu_norm import relu_norm
+from fedglimpse.sim.gpu.relu_norm import relu_affine, relu_norm
 from fedglimpse.sim.stacked import chain
 
 _POINTWISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Identity)
@@ -67,12 +67,11 @@ def forward(
     while at < len(layers):
         name, layer = layers[at]
         own = {k: state[f"{name}.{k}"] for k, _ in layer.named_parameters()}
-        block = _block(layers, at, x) if training else 0
+        block = _block(layers, at, x) if training or not torch.is_grad_enabled() else 0
         if block:
             norm_name, norm = layers[at + 2]
-            x, new = _conv_block(
-                x, own, layer, norm, _tensors(state, norm_name), counts, block == 4
-            )
+            tensors = _tensors(state, norm_name)
+            x, new = _conv_block(x, own, layer, norm, tensors, counts, block == 4, training)
             buffers |= {f"{norm_name}.{k}": v for k, v in new.items()}
             at += block
             continue
@@ -124,11 +123,16 @@ def _conv_block(
     tensors: Mapping[str, Tensor],
     counts: Tensor,
     pool: bool,
+    training: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Run convolution, ReLU, BatchNorm and, where `pool`, max-pooling."""
     assert isinstance(conv, nn.Conv2d)
     assert isinstance(norm, nn.BatchNorm2d)
     z = _conv(x, own["weight"], cast(int, conv.padding[0]))
+    if not training:
+        scale = tensors["weight"] * torch.rsqrt(tensors["running_var"] + norm.eps)
+        shift = tensors["bias"] - tensors["running_mean"] * scale
+        return relu_affine(z, own["bias"], scale, shift, pool), {}
     y, mean, var = relu_norm(
         z, own["bias"], tensors["weight"], tensors["bias"], counts, norm.eps, pool
     )

@@ -174,12 +174,27 @@ def relu_norm(
     var = (moments[:, 1] - mean * mean).clamp(min=0)
     scale = weight.float() * torch.rsqrt(var + eps)
     shift = beta.float() - mean * scale
+    return relu_affine(z, bias, scale, shift, pool), mean, var
+
+
+def relu_affine(z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, pool: bool) -> Tensor:
+    """Return pool(ReLU(z + bias) * scale + shift), without a gradient.
+
+    Args:
+        z: outputs of a convolution; even-sided where pooled.  # [J, B, H, W, C]
+        bias: of that convolution.  # [J, C]
+        scale: float32.  # [J, C]
+        shift: float32.  # [J, C]
+        pool: 2x2 max-pooling.
+    """
+    jobs, batch, high, wide, channels = z.shape
+    rows = batch * high * wide
+    tile, rows_out = _tiles(rows, channels)[0], rows // (4 if pool else 1)
     out = z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
-    rows_out = rows // (4 if pool else 1)
     _result_kernel[(triton.cdiv(rows_out, tile), jobs)](
         z, bias, scale, shift, out, rows_out, rows, wide, channels, tile, pool
     )  # fmt: skip
-    return out, mean, var
+    return out
 
 
 @torch.library.custom_op("fedglimpse::relu_norm_back", mutates_args=())

@@ -1,0 +1,87 @@
+"""Many states of one model over examples at once, in evaluation mode.
+
+A form for every engine: `StackedMany` on `sim/stacked.py`, and on a GPU with Triton the kernels of
+`sim/gpu`. A model or device without one is run state by state (`Evaluator.logits`, the readable
+twin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedglimpse.data.dataset import as_input
+from fedglimpse.layout import Layout
+from fedglimpse.sim.precision import Precision, numerics
+from fedglimpse.sim.stacked import StackedModel
+
+_EXAMPLES = {"cpu": 4000, "cuda": 40_000}  # in one forward pass, all states together
+_WITH_GRADIENT = 4  # times fewer where activations are kept
+
+
+class Forward(Protocol):
+    """A pass of S models in evaluation mode."""
+
+    def __call__(self, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return logits `[S, B, C]` of stacked tensors `[S, *shape]` on inputs `[S, B, *shape]`."""
+
+
+class ManyModels:
+    """Runs S states in one pass, in pieces that fit into memory."""
+
+    def __init__(self, layout: Layout, forward: Forward) -> None:
+        """Use `forward` for states of this layout."""
+        self.layout, self.forward = layout, forward
+
+    @torch.no_grad()
+    def logits(self, states: Tensor, x: Tensor) -> Tensor:
+        """Return the logits `[S, n, C]` of states `[S, d]` on raw examples `[S, n, *shape]`."""
+        named = self.layout.unpack(states)
+        pieces = x.split(_room(x, 1), dim=1)
+        return torch.cat([self.forward(named, as_input(piece)) for piece in pieces], dim=1)
+
+    def gradients(self, states: Tensor, x: Tensor, y: Tensor, sizes: Tensor) -> Tensor:
+        """Return the gradients `[S, num_params]` of mean losses at states `[S, d]`.
+
+        Args:
+            states: where the gradients are taken.
+            x: raw examples, padded.  # [S, n, *shape]
+            y: their labels, padded.  # [S, n]
+            sizes: real examples of each state.  # [S]
+        """
+        named = self.layout.unpack(states)
+        leaves = [named[e.name].clone().requires_grad_() for e in self.layout.params]
+        named |= {e.name: leaf for e, leaf in zip(self.layout.params, leaves, strict=True)}
+        real = torch.arange(x.shape[1], device=x.device) < sizes[:, None]
+        weights = real / sizes[:, None].clamp(min=1)  # [S, n]
+        total = states.new_zeros(len(states), self.layout.num_params)
+        room = _room(x, _WITH_GRADIENT)
+        for some_x, some_y, some in zip(
+            x.split(room, 1), y.split(room, 1), weights.split(room, 1), strict=True
+        ):
+            logits = self.forward(named, as_input(some_x)).float()
+            each = F.cross_entropy(logits.flatten(0, 1), some_y.flatten(), reduction="none")
+            grads = torch.autograd.grad((each * some.flatten()).sum(), leaves)
+            total += torch.cat([g.flatten(1) for g in grads], dim=1)
+        return total
+
+
+class StackedMany:
+    """Passes of `StackedModel` with every layer in evaluation mode."""
+
+    def __init__(self, model: nn.Module, precision: Precision) -> None:
+        self.stacked, self.precision = StackedModel(model), precision
+
+    def __call__(self, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return logits `[S, B, C]`."""
+        with numerics(x.device, self.precision):
+            return self.stacked.forward(x, state, None, frozen=self.stacked.names)
+
+
+def _room(x: Tensor, times: int) -> int:
+    """Return how many examples of every state go into one pass."""
+    return max(_EXAMPLES.get(x.device.type, 4000) // (times * max(len(x), 1)), 1)

@@ -1,0 +1,58 @@
+"""Many states at once give what each gives alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedglimpse.layout import Layout
+from fedglimpse.nets import digits_mlp, fashion_cnn, har_mlp
+from fedglimpse.sim.evaluate import Evaluator
+from fedglimpse.sim.gradients import mean_gradient, mean_gradients
+from fedglimpse.sim.many import ManyModels, StackedMany
+
+CASES = {
+    "har": (har_mlp, (561,)),
+    "digits": (digits_mlp, (1, 8, 8)),
+    "cnn": (fashion_cnn, (1, 28, 28)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_losses_scores_and_gradients(case: str) -> None:
+    build, shape = CASES[case]
+    draw = torch.Generator().manual_seed(5)
+    model = build()
+    layout = Layout.of(model)
+    states = torch.stack([layout.read(model) for _ in range(3)])
+    states[:, : layout.num_params] += 0.02 * torch.randn(3, layout.num_params, generator=draw)
+    states[:, layout.num_params :] += 0.3 * torch.rand(
+        3, layout.size - layout.num_params, generator=draw
+    )
+    x = torch.rand(3, 40, *shape, generator=draw)
+    y = torch.randint(0, 6, (3, 40), generator=draw)
+    classes = 6 if case == "har" else 10
+    slow = Evaluator(model, classes)
+    fast = Evaluator(build(), classes, many=ManyModels(layout, StackedMany(model, "fp32")))
+    alone = torch.stack([slow.logits(s, own) for s, own in zip(states, x, strict=True)])
+    torch.testing.assert_close(fast.logits_of(states, x), alone, rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(fast.scores(states, x, y), slow.scores(states, x, y), strict=True):
+        assert ours.accuracy == theirs.accuracy
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
+    xs, ys = [x[0], x[1, :17], x[2, :1]], [y[0], y[1, :17], y[2, :1]]
+    each = fast.losses(states, xs, ys)
+    for s, (losses, own_x, own_y) in enumerate(zip(each, xs, ys, strict=True)):
+        expected = torch.nn.functional.cross_entropy(
+            slow.logits(states[s], own_x), own_y, reduction="none"
+        )
+        torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
+    gradients = mean_gradients(fast, states, xs, ys)
+    for s in range(3):
+        single = mean_gradient(slow, states[s], xs[s], ys[s])
+        torch.testing.assert_close(gradients[s], single, rtol=1e-3, atol=1e-5)
+
+
+def test_nothing_asked_nothing_answered() -> None:
+    slow = Evaluator(har_mlp(), 6)
+    assert slow.losses(torch.zeros(0, slow.layout.size), [], []) == []
+    assert mean_gradients(slow, torch.zeros(0, slow.layout.size), [], []).shape[0] == 0
