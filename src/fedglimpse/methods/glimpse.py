@@ -21,6 +21,8 @@ from fedglimpse.rl.replay import Round
 from fedglimpse.rl.team import Team
 from fedglimpse.types import Choice, Method, Outcome, View
 
+ATTENTION_EVERY = 10  # rounds between records of the attention weights, which are many
+
 
 class GlimpseSelector:
     """Scores every visible client with a Q-network and learns from the reward that follows."""
@@ -87,11 +89,13 @@ class GlimpseSelector:
         rule, random_picks = self.config.exploration, self.config.partial_random
         picked = pick(glance.scores, k, self.epsilon, rule, random_picks, view.rng)
         self._pending = (view, k, glance, picked)
-        info = {
+        info: dict[str, Any] = {
             "behaviour": picked.behaviour,
             "epsilon": round(self.epsilon, 6),
             "q": [round(q, 4) for q in glance.scores.tolist()],
         }
+        if glance.attention is not None and view.round_num % ATTENTION_EVERY == 0:
+            info["attention"] = [[round(w, 3) for w in row] for row in glance.attention.tolist()]
         return Choice(picked.slots, None, info)
 
     def remember(self, outcome: Outcome) -> dict[str, float]:

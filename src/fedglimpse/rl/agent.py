@@ -40,6 +40,7 @@ class Glance(NamedTuple):
     scores: Tensor  # [V] Q, on the CPU
     entropy: float | None  # of the cross-attention, None without one
     flops: int
+    attention: Tensor | None  # [V, H+1] mean over heads, newest model last
 
 
 class Lesson(NamedTuple):
@@ -62,7 +63,7 @@ class Agent:
             sketch_dim: D, floats of a client's and of the global sketch.
             num_classes: C.
             seed: of the run.
-            device: where the networks and memories live.
+            device: where the networks live; memories stay on the CPU.
         """
         self.config, self.seed, self.device = config, seed, torch.device(device)
         self.known = 0  # ids below this one have been seen
@@ -82,7 +83,6 @@ class Agent:
             n_step=config.n_step,
             gamma=config.gamma,
             reset_on_gap=config.reset_on_gap,
-            device=self.device,
             **self._sizes,
         )
 
@@ -108,7 +108,8 @@ class Agent:
         scores = class_scores(q, self.config.per_class_score)[0].cpu()
         spread = None if weights is None else float(entropy(weights))
         flops = self.forward_flops(1, view.num_visible)
-        return Glance(seen.clients, seen.sketch, scores, spread, flops)
+        attention = None if weights is None else weights.mean(dim=0).t().cpu()
+        return Glance(seen.clients, seen.sketch, scores, spread, flops, attention)
 
     def draw(self, round_num: int) -> Tensor | None:
         """Draw the transitions of this round's mini-batches `[m, size]`; None: too few yet."""
@@ -139,13 +140,20 @@ class Agent:
 
     def lesson_flops(self, entries: Tensor) -> int:
         """Count what learning from the transitions at `entries` `[m, size]` takes."""
-        rows, visible = entries.flatten() % self.replay.capacity, self.replay.book["visible"]
+        rows, visible = entries.flatten() % self.replay.capacity, self.replay.rows["visible"]
         later = (entries.flatten() + self.replay.n_step) % self.replay.capacity
         now = self.forward_flops(entries.numel(), int(visible[rows].max()))
         return update_flops(now, self.forward_flops(entries.numel(), int(visible[later].max())))
 
     def _standardised(self, batch: Batch) -> Batch:
-        """Standardise the histories as of now."""
+        """Standardise the histories as of now and bring the tensors to the networks."""
+        moved = {
+            name: value.to(self.device)
+            for name, value in batch._asdict().items()
+            if isinstance(value, Tensor)
+        }
+        obs, later = batch.obs.to(self.device), batch.next_obs.to(self.device)
+        batch = batch._replace(obs=obs, next_obs=later, **moved)
         if not self.config.normalise_history:
             return batch
         obs, later = (

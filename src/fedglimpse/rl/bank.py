@@ -1,4 +1,8 @@
-"""The replay stores of R agents side by side, so that all their mini-batches are drawn at once."""
+"""Copies of the replay stores of R agents side by side, where the networks are.
+
+All mini-batches of all agents are gathered from them at once. A store stays on the CPU, small and
+readable; its newest rounds are copied here before they are learnt from.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse.rl.observation import Observation
@@ -42,34 +47,58 @@ class Transitions(NamedTuple):
         return Transitions(*(cut(value) for value in self))  # type: ignore[arg-type]
 
 
+_BY_SLOT = ("clients", "ids", "mask", "chosen")  # one entry for each visible client
+_COPIED = (*_BY_SLOT, "sketch", "reward", "histogram", "k")
+
+
 class Bank:
-    """Rows of replay stores in common tensors; each store keeps a view of its own."""
+    """The rows of replay stores in common tensors on one device."""
 
-    def __init__(self, replays: Sequence[Replay]) -> None:
-        """Move the rows of `replays` into common tensors."""
-        self.first = replays[0]
-        widest = max(replay.width for replay in replays)
-        for replay in replays:
-            while replay.width < widest:
-                replay.widen()
-        self.rows = {
-            name: torch.stack([replay.rows[name] for replay in replays]) for name in self.first.rows
-        }  # [R, capacity, ...]
-        for r, replay in enumerate(replays):
-            replay.rows = {name: rows[r] for name, rows in self.rows.items()}
+    def __init__(self, replays: Sequence[Replay], device: torch.device) -> None:
+        """Name the stores; rows are copied by `update`."""
+        self.replays, self.first, self.device = list(replays), replays[0], device
+        self.rows: dict[str, Tensor] = {}  # name -> [R, capacity, ...]
+        self._seen = [(-1, 0)] * len(replays)  # changes and count of every store when copied
 
-    def holds(self, replays: Sequence[Replay]) -> bool:
-        """True while the stores' rows still are views of these."""
-        return all(
-            rows.data_ptr() == self.rows[name][r].data_ptr()
-            for r, replay in enumerate(replays)
-            for name, rows in replay.rows.items()
+    def update(self) -> None:
+        """Copy what the stores have added since the last time."""
+        width = max(replay.width for replay in self.replays)
+        changed = any(
+            changes != replay.changes
+            for replay, (changes, _) in zip(self.replays, self._seen, strict=True)
         )
+        if changed:
+            self.rows = {name: self._all(name, width) for name in _COPIED}
+        else:
+            self._add_newest(width)
+        self._seen = [(replay.changes, replay.count) for replay in self.replays]
 
-    def plan(self, replays: Sequence[Replay], entries: Tensor) -> Draw:
+    def _all(self, name: str, width: int) -> Tensor:
+        return torch.stack([_wide(name, r.rows[name], width) for r in self.replays]).to(self.device)
+
+    def _add_newest(self, width: int) -> None:
+        """Copy the rounds that were added, of all stores in one transfer for each kind of row."""
+        pairs = [
+            (r, entry % replay.capacity)
+            for r, (replay, (_, count)) in enumerate(zip(self.replays, self._seen, strict=True))
+            for entry in range(max(count, replay.oldest), replay.count)
+        ]
+        if not pairs:
+            return
+        lanes, places = torch.tensor(pairs).to(self.device).unbind(1)
+        for name in _COPIED:
+            new = [_wide(name, self.replays[r].rows[name][None, row], width)[0] for r, row in pairs]
+            self.rows[name][lanes, places] = torch.stack(new).to(self.device)
+
+    @property
+    def width(self) -> int:
+        """Room for visible clients in a row."""
+        return self.rows["ids"].shape[2]
+
+    def plan(self, entries: Tensor) -> Draw:
         """Say how much room the transitions at `entries` `[R, B]` need."""
-        oldest = torch.tensor([replay.oldest for replay in replays])
-        visible = torch.stack([replay.book["visible"] for replay in replays])  # [R, capacity]
+        oldest = torch.tensor([replay.oldest for replay in self.replays])
+        visible = torch.stack([replay.rows["visible"] for replay in self.replays])
         both = torch.cat([entries, entries + self.first.n_step], dim=1) % self.first.capacity
         counts = visible.gather(1, both)
         width = int(counts.max())
@@ -111,3 +140,10 @@ class Bank:
             history=self.rows["sketch"][lanes[:, :, None], window % store.capacity],
             history_mask=window >= oldest[:, None, None],
         )
+
+
+def _wide(name: str, rows: Tensor, width: int) -> Tensor:
+    """Pad the slots of visible sets `[n, V, ...]` to `width`; other rows have none."""
+    if name not in _BY_SLOT:
+        return rows
+    return F.pad(rows, (0,) * 2 * (rows.dim() - 2) + (0, width - rows.shape[1]))

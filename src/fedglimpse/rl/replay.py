@@ -44,7 +44,6 @@ class Replay:
         gamma: float,
         reset_on_gap: bool = False,
         max_visible: int = 16,
-        device: torch.device | str = "cpu",
     ) -> None:
         """Allocate.
 
@@ -59,27 +58,24 @@ class Replay:
             gamma: discount.
             reset_on_gap: consecutive means consecutive round numbers, not recorded rounds.
             max_visible: V to begin with; doubles when a larger set arrives.
-            device: where the rows lie; the book about them stays on the CPU.
         """
         self.capacity, self.history, self.n_step = capacity, history, n_step
         self.gamma, self.reset_on_gap = gamma, reset_on_gap
         self.count = 0  # rounds ever added; entry number e lies in row e % capacity
         numbers, flags = torch.int64, torch.bool
         self.rows: dict[str, Tensor] = {
-            "clients": torch.zeros(capacity, max_visible, features, device=device),
-            "ids": torch.zeros(capacity, max_visible, dtype=numbers, device=device),
-            "mask": torch.zeros(capacity, max_visible, dtype=flags, device=device),
-            "chosen": torch.zeros(capacity, max_visible, dtype=flags, device=device),
-            "sketch": torch.zeros(capacity, sketch_dim, device=device),
-            "reward": torch.zeros(capacity, rewards, device=device),
-            "histogram": torch.full((capacity, num_classes), torch.nan, device=device),
-            "k": torch.zeros(capacity, dtype=numbers, device=device),
-        }
-        self.book: dict[str, Tensor] = {  # what must be known without asking the device
+            "clients": torch.zeros(capacity, max_visible, features),
+            "ids": torch.zeros(capacity, max_visible, dtype=numbers),
+            "mask": torch.zeros(capacity, max_visible, dtype=flags),
+            "chosen": torch.zeros(capacity, max_visible, dtype=flags),
+            "sketch": torch.zeros(capacity, sketch_dim),
+            "reward": torch.zeros(capacity, rewards),
+            "histogram": torch.full((capacity, num_classes), torch.nan),
+            "k": torch.zeros(capacity, dtype=numbers),
             "round_num": torch.zeros(capacity, dtype=numbers),
             "visible": torch.zeros(capacity, dtype=numbers),
-            "acted": torch.zeros(capacity, dtype=flags),  # some choice was carried out
         }
+        self.changes = 0  # times that rows were moved or replaced, other than by `add`
 
     @property
     def oldest(self) -> int:
@@ -90,17 +86,14 @@ class Replay:
         """Store a round over the oldest one."""
         visible, row, rows = len(item.ids), self.count % self.capacity, self.rows
         while visible > self.width:
-            self.widen()
+            self._widen()
         for name in ("clients", "ids", "chosen"):
-            padded = torch.zeros(rows[name].shape[1:], dtype=rows[name].dtype)
-            padded[:visible] = getattr(item, name)
-            rows[name][row] = padded.to(rows[name].device)
-        rows["mask"][row] = (torch.arange(self.width) < visible).to(rows["mask"].device)
-        for name in ("sketch", "reward", "histogram", "k"):
-            value = getattr(item, name)
-            rows[name][row] = value.to(rows[name].device) if torch.is_tensor(value) else value
-        self.book["round_num"][row], self.book["visible"][row] = item.round_num, visible
-        self.book["acted"][row] = bool(item.chosen.any())
+            rows[name][row].zero_()
+            rows[name][row, :visible] = getattr(item, name)
+        rows["mask"][row] = torch.arange(self.width) < visible
+        for name in ("sketch", "reward", "histogram", "round_num", "k"):
+            rows[name][row] = getattr(item, name)
+        rows["visible"][row] = visible
         self.count += 1
 
     def starts(self) -> Tensor:
@@ -110,10 +103,10 @@ class Replay:
         """
         entries = torch.arange(self.oldest, max(self.count - self.n_step, self.oldest))
         rows = entries % self.capacity
-        keep = self.book["acted"][rows]
+        keep = self.rows["chosen"][rows].any(dim=1)
         if self.reset_on_gap:
-            later = self.book["round_num"][(entries + self.n_step) % self.capacity]
-            keep &= later - self.book["round_num"][rows] == self.n_step
+            later = self.rows["round_num"][(entries + self.n_step) % self.capacity]
+            keep &= later - self.rows["round_num"][rows] == self.n_step
         return entries[keep]
 
     def sample(self, size: int, generator: torch.Generator) -> Batch:
@@ -123,9 +116,8 @@ class Replay:
 
     def gather(self, entries: Tensor) -> Batch:
         """Build the transitions that begin at the given entry numbers `[B]`."""
-        entries = entries.to(self.rows["ids"].device)
         rows, n = entries % self.capacity, self.n_step
-        ahead = torch.arange(n, device=entries.device)
+        ahead = torch.arange(n)
         powers = self.gamma ** ahead.float()  # [n]
         steps = (entries[:, None] + ahead) % self.capacity  # [B, n]
         returns = (self.rows["reward"][steps] * powers[:, None]).sum(dim=1)  # [B, R]
@@ -134,7 +126,7 @@ class Replay:
             obs=obs,
             chosen=self.rows["chosen"][rows][:, : obs.mask.shape[1]],
             returns=returns.squeeze(1),
-            discount=torch.full((len(entries),), self.gamma**n, device=entries.device),
+            discount=torch.full((len(entries),), self.gamma**n),
             next_obs=after,
             next_k=self.rows["k"][(entries + n) % self.capacity],
             histogram=self.rows["histogram"][rows],
@@ -144,7 +136,7 @@ class Replay:
         rows = entries % self.capacity
         mask = self.rows["mask"][rows]
         width = int(mask.sum(dim=1).max())  # no wider than this batch needs
-        back = torch.arange(-self.history, 1, device=entries.device)
+        back = torch.arange(-self.history, 1)
         window = entries[:, None] + back  # [B, H+1] entry numbers
         return Observation(
             clients=self.rows["clients"][rows, :width],
@@ -159,8 +151,9 @@ class Replay:
         """Room for visible clients in a row."""
         return self.rows["ids"].shape[1]
 
-    def widen(self) -> None:
+    def _widen(self) -> None:
         """Double the room for visible clients."""
+        self.changes += 1
         for name in ("clients", "ids", "mask", "chosen"):
             old = self.rows[name]
             self.rows[name] = torch.cat([old, torch.zeros_like(old)], dim=1)
@@ -168,19 +161,17 @@ class Replay:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue; only rows in use."""
         used = min(self.count, self.capacity)
-        kept = {**self.rows, **self.book}
         return {
             "count": self.count,
-            "rows": {name: rows[:used].cpu().clone() for name, rows in kept.items()},
+            "rows": {name: rows[:used].clone() for name, rows in self.rows.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         while self.width < state["rows"]["ids"].shape[1]:
-            self.widen()
-        self.count = state["count"]
+            self._widen()
+        self.count, self.changes = state["count"], self.changes + 1
         for name, saved in state["rows"].items():
-            room = self.rows[name] if name in self.rows else self.book[name]
+            room = self.rows[name]
             room.zero_()
-            place = (slice(0, len(saved)), *map(slice, saved.shape[1:]))
-            room[place] = saved.to(room.device)
+            room[(slice(0, len(saved)), *map(slice, saved.shape[1:]))] = saved

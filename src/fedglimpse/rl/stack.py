@@ -36,15 +36,6 @@ class Stack:
             for name, parameter in net.named_parameters():
                 parameter.data = self.tensors[name][r]
 
-    def holds(self, nets: Sequence[nn.Module]) -> bool:
-        """True while the networks' parameters still are the rows of this stack."""
-        for r, net in enumerate(nets):
-            for name, parameter in net.named_parameters():
-                here = self.tensors[name][r]
-                if parameter.data_ptr() != here.data_ptr() or parameter.shape != here.shape:
-                    return False
-        return True
-
 
 class StackedLearner:
     """R double-DQN learners that step together."""
@@ -68,14 +59,17 @@ class StackedLearner:
         self.steps = torch.zeros(len(learners), 1, device=self.decay.device)
         if self.adam:
             self._take_memories()
+        self._marks = [_marks(one) for one in learners]
 
     def holds(self, learners: Sequence[DoubleDQN[Any]]) -> bool:
-        """True while these learners still are what is stacked here."""
-        same = len(learners) == len(self.learners)
-        same = same and all(a is b for a, b in zip(learners, self.learners, strict=True))
-        return same and all(
-            stack.holds([getattr(one, name) for one in learners])
-            for name, stack in (("online", self.online), ("target", self.target))
+        """True while these learners still are what is stacked here.
+
+        Loading copies parameters in place; what gets new tensors is a table that grows, and the
+        memory of an optimizer that is loaded.
+        """
+        return len(learners) == len(self.learners) and all(
+            one is other and self._marks[r] == _marks(one)
+            for r, (one, other) in enumerate(zip(learners, self.learners, strict=True))
         )
 
     @property
@@ -129,3 +123,14 @@ class StackedLearner:
                 if "step" in memory:
                     self.steps[r] = memory["step"]
                 memory["step"] = self.steps[r, 0]
+
+
+def _marks(learner: DoubleDQN[Any]) -> list[int]:
+    """Return where the tensors lie that may be replaced."""
+    first = next(iter(learner.online.parameters()))  # of the identity table, where there is one
+    memory = learner.optimizer.state.get(first, {})
+    return [
+        first.data_ptr(),
+        next(iter(learner.target.parameters())).data_ptr(),
+        memory["exp_avg"].data_ptr() if "exp_avg" in memory else 0,
+    ]

@@ -72,7 +72,10 @@ class Team:
             count = one.obs.ids.shape[1]
             spread = None if weights is None else float(entropy(weights[r, :, :, :count]))
             flops = agent.forward_flops(1, count)
-            glances.append(Glance(one.clients, one.sketch, scores[r, :count], spread, flops))
+            heeded = None if weights is None else weights[r, :, :, :count].mean(dim=0).t()
+            glances.append(
+                Glance(one.clients, one.sketch, scores[r, :count], spread, flops, heeded)
+            )
         return glances
 
     def learn(self, rounds: Sequence[int | None]) -> list[Lesson]:
@@ -88,12 +91,12 @@ class Team:
         if self._graphed is None:
             losses = self._study(learner, bank, task, plan.width, plan.full)
         else:
-            width = self.agents[0].replay.width  # of fixed shape, to be replayed
+            width, rows = bank.width, bank.rows["clients"]  # of fixed shape, to be replayed
             losses = self._graphed(
                 lambda *tensors: self._study(learner, bank, Task(*tensors), width, False),
                 [tensor.to(self.device) for tensor in task],
                 learner.changed,
-                key=(learner, bank),
+                key=(learner, rows),
             )
         return [
             Lesson(None, 0) if entries is None else Lesson(loss, agent.lesson_flops(entries))
@@ -109,9 +112,9 @@ class Team:
         return self._learner
 
     def _stacked_memories(self) -> Bank:
-        replays = [agent.replay for agent in self.agents]
-        if self._bank is None or not self._bank.holds(replays):
-            self._bank = Bank(replays)
+        if self._bank is None:
+            self._bank = Bank([agent.replay for agent in self.agents], self.device)
+        self._bank.update()
         return self._bank
 
     def _even_tables(self) -> None:
@@ -131,7 +134,7 @@ class Team:
                 entries[r, :, : some.shape[1]] = some
                 weights[r, :, : some.shape[1]] = 1 / some.shape[1]
         scales = [agent.scale.numbers(self.config.normalise_history) for agent in self.agents]
-        plan = bank.plan([agent.replay for agent in self.agents], entries.flatten(1))
+        plan = bank.plan(entries.flatten(1))
         task = Task(
             entries=plan.entries,
             weights=weights.flatten(1),

@@ -197,10 +197,11 @@ def _batch_norm(
     if valid is not None and not frozen:
         return _masked_batch_norm(layer, own, x, jobs, valid)
     folded = x if x.dim() == 4 else fold(x)
-    running = [own["running_mean"], own["running_var"]]
+    mean, var = own["running_mean"], own["running_var"]
     out = F.batch_norm(
         folded,
-        *(r.flatten() if frozen else r.view(-1) for r in running),  # views are updated in place
+        mean.flatten() if frozen else mean.view(-1),  # views: updated in place
+        var.flatten() if frozen else var.view(-1),
         own["weight"].flatten(),
         own["bias"].flatten(),
         training=not frozen,

@@ -1,0 +1,66 @@
+"""`fedglimpse bench`: how fast this machine is, and where a round's time goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedglimpse import bench
+from fedglimpse.errors import UserError
+from fedglimpse.records import write_atomically, writing
+from fedglimpse.validate import pick_device
+
+Kind = Literal["engine", "round"]
+
+
+def bench_command(
+    kind: Annotated[Kind, typer.Argument(help="engine: local training alone; round: everything.")],
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="cifar10, fashion, har, digits; repeat for several.")
+    ] = None,
+    lanes: Annotated[list[int] | None, typer.Option(help="Federations side by side.")] = None,
+    precision: Annotated[list[str] | None, typer.Option(help="fp32, tf32, bf16.")] = None,
+    trainer: Annotated[str, typer.Option(help="auto, serial, batched, graphed.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Rounds that are timed.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
+) -> None:
+    """Time rounds on noise of a dataset's shape, after a warm-up; medians."""
+    if rounds < 1 or min(lanes or [1]) < 1:
+        raise UserError(f"--rounds {rounds} and --lanes {lanes}: use numbers from 1 on.")
+    place = pick_device(device)
+    measure: Callable[..., dict[str, Any]] = (
+        bench.bench_round if kind == "round" else bench.bench_engine
+    )
+    results = []
+    path = out or Path("benchmarks/results") / f"bench_{kind}_{place.type}.json"
+    for name in dataset or ["digits"]:
+        for count in lanes or [4]:
+            for kept in precision or ["fp32"]:
+                results.append(measure(name, count, device, kept, rounds, trainer))
+                content = bench.report(f"fedglimpse bench {kind}", results, str(place))
+                with writing(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    Console().print(table(kind, results))
+    typer.echo(f"results: {path}")
+
+
+def table(kind: Kind, results: Sequence[dict[str, Any]]) -> Table:
+    """Return the results as a table."""
+    shown = Table(box=None, pad_edge=False)
+    head = ["dataset", "lanes", "precision", "trainer"]
+    numbers = ["ms_per_lane_round", "tflops_in_training"] if kind == "round" else []
+    numbers = numbers or ["ms_per_10_clients", "tflops"]
+    for column in (*head, *numbers, *(bench.PARTS if kind == "round" else ())):
+        shown.add_column(column.replace("_", " "))
+    for result in results:
+        shares = [f"{result['share'][part]:.0%}" for part in bench.PARTS] if kind == "round" else []
+        shown.add_row(*(str(result[name]) for name in (*head, *numbers)), *shares)
+    return shown
