@@ -1,0 +1,1 @@
+"""From a study to tables and to one page that can be read anywhere."""

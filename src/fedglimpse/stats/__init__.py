@@ -1,0 +1,1 @@
+"""What several seeds can tell, and what they cannot."""

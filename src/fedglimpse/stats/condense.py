@@ -1,0 +1,144 @@
+"""One run in few numbers: everything statistics need exactly, and a curve thinned for drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from fedglimpse.compare import SMOOTHED_OVER
+from fedglimpse.stats.censored import Spent
+from fedglimpse.summary import COSTS, summarise
+
+Record = dict[str, Any]
+POINTS = 150  # of a thinned curve
+DIGITS = 7  # of accuracies kept: finer than one example of any test set
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy over rounds, thinned; first and last scored round are always there."""
+
+    rounds: tuple[int, ...]  # counted from 1
+    accuracy: tuple[float, ...]
+    smooth: tuple[float, ...]  # trailing mean over 10 scored rounds
+    costs: Mapping[str, tuple[int, ...]]  # spent up to and including that round
+
+
+@dataclass(frozen=True)
+class Climb:
+    """Every round at which the trailing mean accuracy rose above all before, with costs so far.
+
+    This is all that is needed to say exactly what *any* target cost, without the whole curve.
+    """
+
+    rounds: tuple[int, ...]  # counted from 1, rising
+    heights: tuple[float, ...]  # rising
+    costs: Mapping[str, tuple[int, ...]]  # spent up to and including that round
+    played: int  # rounds of the run so far
+    totals: Mapping[str, int]  # spent in all of them
+
+    def spent(self, what: str, target: float) -> Spent:
+        """Return what reaching `target` took: `rounds` or one of `summary.COSTS`."""
+        step = next((i for i, h in enumerate(self.heights) if h >= target), None)
+        if what == "rounds":
+            return Spent(self.played if step is None else self.rounds[step], step is not None)
+        amount = self.totals[what] if step is None else self.costs[what][step]
+        return Spent(amount, step is not None)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One seed of one run."""
+
+    accuracy: float | None  # mean over the last rounds; None for a run that is not finished
+    macro_f1: float | None
+    over_rounds: float | None  # standard deviation of the accuracy over the last rounds
+    best: float | None
+    rejected: int
+    seconds: float
+    curve: Curve
+    climb: Climb
+
+
+def condense(records: Sequence[Record], rounds: int) -> Facts:
+    """Condense the records of one seed, in order.
+
+    Args:
+        records: as `rounds.jsonl` holds them.
+        rounds: how many the run was meant to have.
+    """
+    costs = {name: _running(records, name) for name in COSTS}
+    scored = [i for i, r in enumerate(records) if r["accuracy"] is not None]
+    raw = [round(records[i]["accuracy"], DIGITS) for i in scored]
+    smooth = _trailing_mean([records[i]["accuracy"] for i in scored])
+    finished = bool(records) and records[-1]["round"] + 1 >= rounds
+    final: Record = {}
+    if finished:
+        final = next(iter(summarise(records, rounds)["seeds"].values()))
+    return Facts(
+        accuracy=final.get("final_accuracy"),
+        macro_f1=final.get("final_macro_f1"),
+        over_rounds=final.get("final_std_over_rounds"),
+        best=max(raw, default=None),
+        rejected=sum(len(r["rejected"]) for r in records),
+        seconds=sum(r["seconds"] for r in records),
+        curve=_curve(scored, raw, smooth, records, costs),
+        climb=_climb(scored, smooth, records, costs),
+    )
+
+
+def thinned(count: int, points: int) -> list[int]:
+    """Return at most `points` positions of 0..count-1, evenly spread, ends included."""
+    if count <= points:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (points - 1)) for i in range(points)})
+
+
+def _curve(
+    scored: Sequence[int],
+    raw: Sequence[float],
+    smooth: Sequence[float],
+    records: Sequence[Record],
+    costs: Mapping[str, Sequence[int]],
+) -> Curve:
+    kept = thinned(len(scored), POINTS)
+    return Curve(
+        rounds=tuple(records[scored[i]]["round"] + 1 for i in kept),
+        accuracy=tuple(raw[i] for i in kept),
+        smooth=tuple(smooth[i] for i in kept),
+        costs={name: tuple(sums[scored[i]] for i in kept) for name, sums in costs.items()},
+    )
+
+
+def _climb(
+    scored: Sequence[int],
+    smooth: Sequence[float],
+    records: Sequence[Record],
+    costs: Mapping[str, Sequence[int]],
+) -> Climb:
+    steps: list[int] = []
+    for i, height in enumerate(smooth):
+        if not steps or height > smooth[steps[-1]]:
+            steps.append(i)
+    return Climb(
+        rounds=tuple(records[scored[i]]["round"] + 1 for i in steps),
+        heights=tuple(smooth[i] for i in steps),
+        costs={name: tuple(sums[scored[i]] for i in steps) for name, sums in costs.items()},
+        played=records[-1]["round"] + 1 if records else 0,
+        totals={name: sums[-1] if sums else 0 for name, sums in costs.items()},
+    )
+
+
+def _trailing_mean(values: Sequence[float]) -> list[float]:
+    windows = (values[max(0, i + 1 - SMOOTHED_OVER) : i + 1] for i in range(len(values)))
+    return [round(fmean(window), DIGITS) for window in windows]
+
+
+def _running(records: Sequence[Record], name: str) -> list[int]:
+    total, sums = 0, []
+    for record in records:
+        total += int(record[name])
+        sums.append(total)
+    return sums

@@ -1,0 +1,136 @@
+"""Is a difference real? Paired by seed against a control, or unpaired against published figures.
+
+Two methods run with the same seed share partition, visibility and initial model, so differences
+are taken seed by seed. Two looks at them are reported:
+
+- the **bootstrap 95 % interval** of their mean. With few seeds it is too narrow: it cannot leave
+  the range of the seeds that were run, and from normal differences it covers the true mean in
+  about 75 % of studies with 3 seeds and 84 % with 5 (`tests/stats` measures both);
+- the **paired t-test**, which does pay for few seeds, but trusts that differences are roughly
+  normal, which 3 to 5 of them can never show.
+
+A difference is called real only where both agree, after Holm's correction of the p-values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import mean, stdev
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fedglimpse import rng
+
+LEVEL = 0.05  # chance of calling noise real, over all comparisons of a family together
+RESAMPLES = 20_000
+ENUMERATED = 6  # up to so many seeds all n^n resamples are listed: no draw, no seed
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean difference, its 95 % interval and the p-value of no difference."""
+
+    mean: float
+    low: float | None  # None where one pair of seeds is all there is
+    high: float | None
+    p: float | None  # before any correction
+    pairs: int  # seeds that both sides have
+
+    def verdict(self, adjusted_p: float | None) -> str:
+        """Return "real", "within noise", or "cannot tell" with fewer than two pairs."""
+        if adjusted_p is None or self.low is None or self.high is None:
+            return "cannot tell"
+        apart = self.low > 0 or self.high < 0
+        return "real" if apart and adjusted_p < LEVEL else "within noise"
+
+
+def paired(ours: Mapping[int, float], control: Mapping[int, float]) -> Difference | None:
+    """Compare two methods on the seeds that both have run; None where there is none.
+
+    Args:
+        ours: seed -> value.
+        control: seed -> value.
+    """
+    differences = [ours[s] - control[s] for s in sorted(ours) if s in control]
+    if not differences:
+        return None
+    if len(differences) == 1:
+        return Difference(differences[0], None, None, None, 1)
+    low, high = bootstrap_interval(differences)
+    return Difference(mean(differences), low, high, _p_of_zero(differences), len(differences))
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of the mean.
+
+    Few values are resampled in all n^n ways; more by draws that depend on nothing but n.
+    """
+    rows = torch.tensor(values, dtype=torch.float64)
+    means = rows[_resamples(len(values))].mean(dim=1)
+    low = torch.quantile(means, 0.025, interpolation="lower")
+    high = torch.quantile(means, 0.975, interpolation="higher")
+    return float(low), float(high)
+
+
+@cache
+def _resamples(n: int) -> Tensor:
+    """Return positions `[B, n]` of the bootstrap samples."""
+    if n <= ENUMERATED:
+        return torch.cartesian_prod(*[torch.arange(n)] * n)
+    return torch.randint(n, (RESAMPLES, n), generator=rng.generator(0, "bootstrap", n))
+
+
+def _p_of_zero(differences: Sequence[float]) -> float:
+    """Return the p-value of the two-sided paired t-test."""
+    spread, size = stdev(differences), math.sqrt(len(differences))
+    if spread == 0:
+        return 1.0 if differences[0] == 0 else 0.0
+    t = mean(differences) / (spread / size)
+    return 2 * float(stats.t.sf(abs(t), len(differences) - 1))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure of the paper: mean and standard deviation over seeds."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+def against_published(ours: Sequence[float], theirs: Published) -> Difference:
+    """Compare our seeds with a published figure by Welch's t-test, which pairs nothing.
+
+    The interval is Welch's, because nothing of the published runs can be resampled.
+    """
+    n, gap = len(ours), mean(ours) - theirs.mean
+    if n < 2:
+        return Difference(gap, None, None, None, n)
+    ours_error, their_error = stdev(ours) ** 2 / n, theirs.std**2 / theirs.seeds
+    error = ours_error + their_error
+    if error == 0:
+        return Difference(gap, gap, gap, 1.0 if gap == 0 else 0.0, n)
+    freedom = error**2 / (ours_error**2 / (n - 1) + their_error**2 / (theirs.seeds - 1))
+    width = float(stats.t.ppf(0.975, freedom)) * math.sqrt(error)
+    p = 2 * float(stats.t.sf(abs(gap) / math.sqrt(error), freedom))
+    return Difference(gap, gap - width, gap + width, p, n)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values adjusted by Holm's step-down rule; None stays None and does not count.
+
+    Comparing many cells finds "real" differences by luck. After this correction the chance of
+    even one false one among all of them is at most the level.
+    """
+    known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, i) in enumerate(known):
+        largest = max(largest, min(1.0, p * (len(known) - rank)))
+        adjusted[i] = largest
+    return adjusted

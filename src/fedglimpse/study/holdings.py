@@ -1,0 +1,54 @@
+"""Who holds which classes: read beside the run, or worked out again from its configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedglimpse.builder import population_of
+from fedglimpse.configure import build
+from fedglimpse.data.dataset import Dataset
+from fedglimpse.data.sources import load
+from fedglimpse.errors import UserError
+
+Counts = list[list[int]]  # [N, C]
+
+
+class Holdings:
+    """Class counts of clients; every dataset is read once and every partition made once."""
+
+    def __init__(self) -> None:
+        """Start knowing nothing."""
+        self._datasets: dict[str, Dataset | None] = {}
+        self._made: dict[tuple[Any, ...], Counts | None] = {}
+
+    def of(self, folder: Path, config: Mapping[str, Any], seed: int) -> Counts | None:
+        """Return the class counts of one seed's clients; None where the data is not here."""
+        stored = folder / "partition.json"
+        if stored.exists():
+            return json.loads(stored.read_text()).get(str(seed))
+        data = tuple(sorted((k, v) for k, v in config.items() if k.startswith("data.")))
+        key = (*data, seed)
+        if key not in self._made:
+            self._made[key] = self._make(config, seed)
+        return self._made[key]
+
+    def _make(self, config: Mapping[str, Any], seed: int) -> Counts | None:
+        dataset = self._dataset(str(config["data.name"]))
+        if dataset is None:
+            return None
+        population = population_of(build(config), dataset, seed)
+        counts: Counts = population.label_histogram(torch.arange(population.num_clients)).tolist()
+        return counts
+
+    def _dataset(self, name: str) -> Dataset | None:
+        if name not in self._datasets:
+            try:
+                self._datasets[name] = load(name)
+            except UserError:  # the results are here, the data is not
+                self._datasets[name] = None
+        return self._datasets[name]
