@@ -1,0 +1,68 @@
+"""Taking finished cells from other sweeps, where the very same run was asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedglimpse.config import Config
+from fedglimpse.errors import UserError
+from fedglimpse.records import FREE_TO_CHANGE, stored_config
+from fedglimpse.sweep.folder import FORMAT, SweepFolder
+from fedglimpse.sweep.study import Cell
+from fedglimpse.version import VERSION
+
+
+def check_source(path: Path) -> None:
+    """Raise UserError where `path` is no sweep folder of this version."""
+    try:
+        plan = json.loads((path / "sweep.json").read_text())
+    except (OSError, ValueError):
+        raise UserError(f"--reuse {path} is not the folder of a sweep.") from None
+    if (plan.get("format"), plan.get("version")) != (FORMAT, VERSION):
+        raise UserError(
+            f"--reuse {path} was written by version {plan.get('version')}, but this is {VERSION}: "
+            "its results are not taken over."
+        )
+
+
+def take_over(
+    folder: SweepFolder,
+    cells: Sequence[Cell],
+    configs: Mapping[str, Config],
+    sources: Sequence[Path],
+) -> int:
+    """Copy finished cells whose configuration is the same; returns how many."""
+    finished: dict[str, Path] = {}
+    for source in sources:
+        for path in sorted((source / "cells").glob("*/summary.json")):
+            finished[_identity(stored_config(path.parent))] = path.parent
+    taken = 0
+    for cell in cells:
+        source_cell = finished.get(_identity(configs[cell.id]))
+        if source_cell is not None and folder.state(cell) == "new":
+            _copy(source_cell, folder.of(cell))
+            taken += 1
+    return taken
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a run folder, its summary last: until then the cell is not done."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for path in sorted(source.iterdir(), key=lambda p: p.name == "summary.json"):
+        if path.is_file() and path.suffix not in (".part", ".pt"):
+            part = target / f"{path.name}.part"
+            shutil.copyfile(path, part)
+            part.replace(target / path.name)
+
+
+def _identity(config: Config) -> str:
+    """Return everything that results depend on, as one string."""
+    kept: dict[str, Any] = {
+        k: v for k, v in config.flat().items() if not k.startswith(FREE_TO_CHANGE)
+    }
+    return json.dumps(kept, sort_keys=True)

@@ -1,0 +1,142 @@
+"""A sweep from its file to its folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from fedglimpse.config import Config
+from fedglimpse.data import sources
+from fedglimpse.errors import UserError
+from fedglimpse.records import FREE_TO_CHANGE, writing
+from fedglimpse.sim.precision import Precision, check_precision
+from fedglimpse.sweep import local
+from fedglimpse.sweep.folder import SweepFolder
+from fedglimpse.sweep.lock import locked
+from fedglimpse.sweep.packs import begun_first, make_packs, wanted
+from fedglimpse.sweep.progress import SweepProgress, Tally, Work
+from fedglimpse.sweep.reuse import check_source, take_over
+from fedglimpse.sweep.stop import Stop, on_signals
+from fedglimpse.sweep.study import Cell, Study, configs_of
+from fedglimpse.validate import pick_device
+
+BYTES_OF_A_ROUND = 250  # of a finished cell, packed
+BYTES_OF_A_LANE = 32e6  # of a running cell: its records and two checkpoints, generously
+
+Play = Callable[
+    [SweepFolder, Sequence[Sequence[Cell]], Mapping[str, Config], Stop, SweepProgress], None
+]
+
+
+@dataclass(frozen=True)
+class How:
+    """How a sweep is run; results do not depend on it."""
+
+    only: Sequence[str] = ()  # `key=value` words: which cells
+    budget: float | None = None  # seconds
+    lanes: int | None = None  # most cells in a pack; None: what suits the device
+    extra: Mapping[str, Any] = field(default_factory=dict)  # engine.*, checkpoint.*, log.*
+    reuse: Sequence[Path] = ()  # folders of other sweeps to take finished cells from
+    retry_failed: bool = False
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How far a sweep has come, of the cells that were asked for."""
+
+    done: int
+    left: int
+    failed: Mapping[str, str]  # cell -> reason
+    reused: int
+    interrupted: bool  # by a signal
+
+
+def run_sweep(study: Study, out: Path, how: How | None = None, play: Play = local.play) -> Ended:
+    """Play the cells of a study that are not done yet, and store each as it finishes.
+
+    Args:
+        study: what is to be run.
+        out: the sweep's folder; what is there already is kept and gone on with.
+        how: budget, choice of cells and the like.
+        play: where packs are computed; another engine brings its own.
+
+    Raises:
+        UserError: before anything is written, where the sweep cannot be run there.
+    """
+    how = how or How()
+    _check_extra(how.extra)
+    folder, stop = SweepFolder(out), Stop(how.budget)
+    folder.check(study)
+    for source in how.reuse:
+        check_source(source)
+    fits = wanted(how.only)
+    configs = configs_of(study.cells, how.extra)
+    cells = [cell for cell in study.cells if fits(cell, configs[cell.id])]
+    if not cells:
+        raise UserError(f"--only {' '.join(how.only)} leaves no cell of the sweep: ask for less.")
+    if play is local.play:
+        _check_machine([configs[cell.id] for cell in folder.left(cells)])
+    packs = make_packs(cells, configs, how.lanes)
+    _check_room(out, [configs[cell.id] for cell in folder.left(cells)], max(map(len, packs)))
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        folder.check(study)
+        folder.open(study)
+        reused = take_over(folder, cells, configs, how.reuse)
+        for cell in cells if how.retry_failed else []:
+            folder.forgive(cell)
+        packs = begun_first(packs, lambda cell: folder.state(cell) == "begun")
+        with on_signals(stop), SweepProgress(_tally(folder, cells, configs), how.quiet) as progress:
+            play(folder, packs, configs, stop, progress)
+    return Ended(
+        done=sum(folder.state(cell) == "done" for cell in cells),
+        left=len(folder.left(cells)),
+        failed={c.id: folder.reason(c) for c in cells if folder.state(c) == "failed"},
+        reused=reused,
+        interrupted=stop.asked,
+    )
+
+
+def _tally(folder: SweepFolder, cells: Sequence[Cell], configs: Mapping[str, Config]) -> Tally:
+    states = [folder.state(cell) for cell in cells]
+    work = {
+        cell.id: Work(configs[cell.id].data.name, configs[cell.id].rounds, folder.played(cell))
+        for cell in folder.left(cells)
+    }
+    return Tally(work, states.count("done"), states.count("failed"))
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    for name in extra:
+        if not name.startswith(FREE_TO_CHANGE):
+            raise UserError(
+                f"--set {name}: results depend on it, so it belongs into the sweep file; --set "
+                f"takes keys that begin with {', '.join(FREE_TO_CHANGE)}."
+            )
+
+
+def _check_machine(configs: Sequence[Config]) -> None:
+    """Raise UserError where this machine lacks the device or the data."""
+    for config in configs:
+        precision = cast(Precision, config.engine.precision)
+        check_precision(pick_device(config.engine.device), precision)
+    for name in dict.fromkeys(config.data.name for config in configs):
+        sources.load(name)
+
+
+def _check_room(out: Path, configs: Sequence[Config], lanes: int) -> None:
+    """Raise UserError where the disk has no room for what is left."""
+    there = next(path for path in [out, *out.absolute().parents] if path.exists())
+    free = shutil.disk_usage(there).free
+    need = BYTES_OF_A_LANE * min(lanes, len(configs))
+    need += sum(BYTES_OF_A_ROUND * config.rounds for config in configs)
+    if need > free:
+        raise UserError(
+            f"The sweep needs about {need / 1e6:.0f} MB at {out}, but {free / 1e6:.0f} MB are "
+            "free: make room, name another --out, or run less at a time with --lanes and --only."
+        )

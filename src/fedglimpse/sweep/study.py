@@ -1,0 +1,211 @@
+"""A sweep file: settings x variants x seeds, and what the sweep is meant to find out.
+
+    title = "..."             claim = "what is being tested"
+    control = "fedavg-window" the variant that others are compared with
+    paper = "paper_x.toml"    published figures, a file beside this one
+    methods = ["fedavg"]      variants that are methods as they are
+    [base]                    keys of every cell, such as seeds and rounds
+    [[settings]]              name, keys; `target` (accuracy), `variants` (names; default: all)
+    [[variants]]              name, method, keys
+    [smoke]                   keys that turn every cell into a run of seconds
+
+`from = "other.toml"` takes all this from another file; `pick_settings` and `pick_variants` name
+what is wanted of it. Keys of a cell, in rising order: base, setting, variant, smoke.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedglimpse.config import Config, flatten
+from fedglimpse.configure import resolve
+from fedglimpse.errors import UserError, nearest
+from fedglimpse.methods import registry
+from fedglimpse.validate import check
+
+KNOWN = (
+    "title", "claim", "control", "paper", "from", "pick_settings", "pick_variants", "methods",
+    "base", "settings", "variants", "smoke",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one seed."""
+
+    id: str  # also the name of its folder
+    setting: str
+    variant: str
+    seed: int
+    overrides: Mapping[str, Any]  # dotted keys; with presets and defaults they are the whole run
+
+    def config(self, extra: Mapping[str, Any]) -> Config:
+        """Return its configuration; `extra` holds keys that results do not depend on."""
+        return resolve({**self.overrides, **extra})
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything a sweep file says."""
+
+    title: str
+    claim: str
+    control: str | None
+    targets: Mapping[str, float]  # setting -> accuracy
+    paper: Mapping[str, Any] | None
+    cells: Sequence[Cell]
+
+
+def read_study(file: Path, smoke: bool = False) -> Study:
+    """Read a sweep file and check every cell of it; nothing is written.
+
+    Raises:
+        UserError: with the file, the place and the fix.
+    """
+    table = _read_with_parent(file)
+    settings = _named(file, table, "settings")
+    variants = {str(m): {"method": m} for m in table.get("methods", [])}
+    variants |= _named(file, table, "variants")
+    settings = _picked(file, settings, table.get("pick_settings"), "setting")
+    variants = _picked(file, variants, table.get("pick_variants"), "variant")
+    if not settings or not variants:
+        raise UserError(f"{file} has no cells: give at least one setting and one variant.")
+    if smoke and "smoke" not in table:
+        raise UserError(f"{file} has no [smoke] table: add one, or leave --smoke out.")
+    control = table.get("control")
+    if control is not None and control not in variants:
+        raise UserError(
+            f"{file}: control = {control!r} is not a variant.{nearest(str(control), variants)}"
+        )
+    last = flatten(table["smoke"]) if smoke else {}
+    cells = _grid(file, flatten(table.get("base", {})), settings, variants, last)
+    return Study(
+        title=str(table.get("title", file.stem)) + (" (smoke)" if smoke else ""),
+        claim=str(table.get("claim", "")),
+        control=control,
+        targets=_targets(file, settings),
+        paper=_paper(file, table.get("paper")),
+        cells=cells,
+    )
+
+
+def configs_of(cells: Sequence[Cell], extra: Mapping[str, Any]) -> dict[str, Config]:
+    """Return the configurations of cells by id; seeds of a variant share the work."""
+    made: dict[tuple[str, str], Config] = {}
+    for cell in cells:
+        if (cell.setting, cell.variant) not in made:
+            made[cell.setting, cell.variant] = cell.config(extra)
+    return {c.id: replace(made[c.setting, c.variant], seeds=(c.seed,)) for c in cells}
+
+
+def _grid(
+    file: Path,
+    base: Mapping[str, Any],
+    settings: Mapping[str, Mapping[str, Any]],
+    variants: Mapping[str, Mapping[str, Any]],
+    last: Mapping[str, Any],
+) -> list[Cell]:
+    cells: dict[str, Cell] = {}
+    for setting, keys in settings.items():
+        wanted = _picked(file, variants, keys.get("variants"), "variant")
+        own = {k: v for k, v in keys.items() if k not in ("target", "variants")}
+        for variant, more in wanted.items():
+            values = {**base, **own, **more, **last}
+            for seed in _seeds(file, values):
+                name = f"{slug(setting)}--{slug(variant)}--s{seed}"
+                if name in cells:
+                    raise UserError(
+                        f"{file}: '{setting}, {variant}' and '{cells[name].setting}, "
+                        f"{cells[name].variant}' would share the folder {name}: rename one."
+                    )
+                cells[name] = Cell(name, setting, variant, seed, {**values, "seeds": [seed]})
+    for cell in {(c.setting, c.variant): c for c in cells.values()}.values():
+        _check_cell(file, cell)
+    return list(cells.values())
+
+
+def _check_cell(file: Path, cell: Cell) -> None:
+    try:
+        config = cell.config({})
+        check(config)
+        registry.find(config.method)
+    except UserError as error:
+        raise UserError(f"{file}, setting '{cell.setting}', '{cell.variant}': {error}") from None
+
+
+def _seeds(file: Path, values: Mapping[str, Any]) -> list[int]:
+    seeds = values.get("seeds", [0])
+    if not isinstance(seeds, list) or not all(type(s) is int for s in seeds):
+        raise UserError(f"{file}: seeds={seeds!r} must be a list of whole numbers, such as [0, 1].")
+    if len(set(seeds)) < len(seeds) or not seeds:
+        raise UserError(f"{file}: seeds={seeds} must name at least one seed, and each one once.")
+    return seeds
+
+
+def _named(file: Path, table: Mapping[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    """Return the tables of `[[kind]]` as name -> dotted keys."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in table.get(kind, []):
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+            raise UserError(f'{file}: every [[{kind}]] table needs a name, such as name = "a".')
+        if entry["name"] in found:
+            raise UserError(f"{file}: [[{kind}]] name = {entry['name']!r} comes twice: rename one.")
+        found[entry["name"]] = flatten({k: v for k, v in entry.items() if k != "name"})
+    return found
+
+
+def _picked(
+    file: Path, named: Mapping[str, Any], wanted: Iterable[str] | None, kind: str
+) -> dict[str, Any]:
+    if wanted is None:
+        return dict(named)
+    for name in wanted:
+        if name not in named:
+            raise UserError(f"{file}: there is no {kind} {name!r}.{nearest(str(name), named)}")
+    return {name: named[name] for name in wanted}
+
+
+def _targets(file: Path, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    targets = {name: keys["target"] for name, keys in settings.items() if "target" in keys}
+    for name, target in targets.items():
+        if not isinstance(target, int | float) or not 0 < target <= 1:
+            raise UserError(
+                f"{file}: target = {target!r} of setting '{name}' must be an accuracy in (0, 1]."
+            )
+    return targets
+
+
+def _paper(file: Path, name: str | None) -> dict[str, Any] | None:
+    return None if name is None else _read(file.parent / name)
+
+
+def _read_with_parent(file: Path) -> dict[str, Any]:
+    table = _read(file)
+    for name in table:
+        if name not in KNOWN:
+            raise UserError(f"{file}: unknown key '{name}'.{nearest(name, KNOWN)}")
+    if "from" not in table:
+        return table
+    parent = _read(file.parent / table["from"])
+    if "from" in parent:
+        raise UserError(f"{file}: {table['from']} says `from` too: name the file it points to.")
+    return {**parent, **table}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise UserError(f"There is no file {file}: give the path of a TOML file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}.") from None
+
+
+def slug(name: str) -> str:
+    """Return `name` in letters that suit any file system."""
+    return re.sub(r"[^a-z0-9.=]+", "-", name.lower()).strip("-.")
