@@ -1,0 +1,155 @@
+"""Steps per second of 16 lanes of one world against 16 environments in a Python loop, HAR MLP.
+
+Run: python benchmarks/environment.py [--device cuda] [--lanes 16] [key=value ...]
+Both sides make the calls that `ClientSelection` and `ClientSelectionVector` make, so that
+gymnasium need not be there. Writes benchmarks/results/environment.json, one entry for each device.
+The share of local training says how much is left to gain: only training is done for all lanes at
+once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedglimpse.configure import parse_words
+from fedglimpse.env.arrays import Shape, info_of, observations, slots_of
+from fedglimpse.env.settings import settings_of
+from fedglimpse.env.stepper import LaneStepper
+
+RESULT = Path(__file__).parent / "results" / "environment.json"
+TARGET = 8.0  # times as many steps per second
+
+
+class Lanes:
+    """A stepper with the arrays that go in and out of an environment."""
+
+    def __init__(self, config: dict[str, Any], seeds: list[int], data: LaneStepper | None) -> None:
+        parts = None if data is None else data.parts
+        self.stepper = LaneStepper(settings_of(config), len(seeds), parts)
+        self.shape = Shape.of(self.stepper)
+        self.training = 0.0  # seconds in the trainer since it was last asked
+        self._train = self.stepper.world.trainer.train
+        self.stepper.world.trainer.train = self._timed  # type: ignore[method-assign]
+        self.stepper.restart(dict(enumerate(seeds)))
+        self.stepper.look()
+
+    def _timed(self, *arguments: Any) -> Any:
+        began = now()
+        answer = self._train(*arguments)
+        self.training += now() - began
+        return answer
+
+    def step(self, actions: np.ndarray) -> object:
+        """Play one round of every lane."""
+        stepper = self.stepper
+        chosen = [
+            slots_of(action, look, stepper.k, subset=False)
+            for action, look in zip(actions, stepper.looks, strict=True)
+        ]
+        steps = stepper.play(chosen)
+        looks = stepper.look()
+        return observations(looks, self.shape), [*map(info_of, looks, steps)]
+
+
+def now() -> float:
+    """Return the time when the device has done its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def seconds(sides: list[Lanes], actions: np.ndarray) -> tuple[float, float]:
+    """Time one step of every lane; returns all of it and what was local training."""
+    began, at = now(), 0
+    for side in sides:
+        side.training = 0.0
+        side.step(actions[at : at + side.stepper.num_lanes])
+        at += side.stepper.num_lanes
+    return now() - began, sum(side.training for side in sides)
+
+
+def machine(device: str) -> dict[str, Any]:
+    name = torch.cuda.get_device_name() if device == "cuda" else processor()
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def measure(words: argparse.Namespace) -> dict[str, Any]:
+    lanes, warm_up = words.lanes, words.warm_up
+    config = {"data.name": "hapt", "method": "fedavg-window", "engine.device": words.device}
+    config |= parse_words(words.keys)
+    together = Lanes(config, list(range(lanes)), None)
+    apart = [Lanes(config, [seed], together.stepper) for seed in range(lanes)]
+    draw = np.random.Generator(np.random.PCG64(0))
+    found: dict[str, list[tuple[float, float]]] = {"vector": [], "loop": []}
+    for _ in range(warm_up + words.rounds):  # in turns: a busy machine is busy for both
+        actions = draw.uniform(-1, 1, (lanes, together.shape.slots)).astype(np.float32)
+        found["vector"].append(seconds([together], actions))
+        found["loop"].append(seconds(apart, actions))
+    result: dict[str, Any] = {
+        **machine(words.device),
+        "what": "HAR MLP on hapt; all visible clients train and send sketches of their updates",
+        "keys": words.keys,
+        "lanes": lanes,
+        "rounds_measured": words.rounds,
+        "target_ratio": TARGET,
+    }
+    for name, times in found.items():
+        whole, training = (statistics.median(part) for part in zip(*times[warm_up:], strict=True))
+        result[name] = {
+            "steps_per_second": round(lanes / whole, 1),
+            "milliseconds_per_step": round(1e3 * whole / lanes, 2),
+            "of_them_training": round(1e3 * training / lanes, 2),
+        }
+    speeds = (result[name]["steps_per_second"] for name in ("vector", "loop"))
+    result["ratio"] = round(next(speeds) / next(speeds), 2)
+    return result
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = ["| device | lanes | steps/s, lanes | steps/s, loop | ratio |", "|---|---|---|---|---|"]
+    for one in found.values():
+        speeds = [f"{one[name]['steps_per_second']:.1f}" for name in ("vector", "loop")]
+        lines.append(
+            f"| {one['device']} | {one['lanes']} | {' | '.join(speeds)} | {one['ratio']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--lanes", type=int, default=16)
+    parser.add_argument("--warm-up", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("keys", nargs="*", help="key=value, as for `fedglimpse run`")
+    words = parser.parse_args()
+    result = measure(words)
+    known = json.loads(words.out.read_text()) if words.out.exists() else {}
+    words.out.parent.mkdir(parents=True, exist_ok=True)
+    words.out.write_text(json.dumps({**known, words.device: result}, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Selectors of the library as policies of the environment: they see only what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedglimpse import rng
+from fedglimpse.env.arrays import Array, Observation, Shape
+from fedglimpse.env.settings import Settings
+from fedglimpse.errors import UserError
+from fedglimpse.types import Choice, Outcome, Selector, View
+
+
+class SelectorPolicy:
+    """Drives a `ClientSelection` with actions of form "scores" by a selector.
+
+    The view is rebuilt from the observation, and the generator from `info["seed"]` and
+    `info["round"]`, the ones a run draws from: an episode equals the run of that seed.
+    """
+
+    def __init__(self, selector: Selector, settings: Settings, shape: Shape) -> None:
+        """Keep a selector.
+
+        Args:
+            selector: whose needs the environment reports.
+            settings: of the environment, `env.unwrapped.stepper.settings`.
+            shape: of its observations, `env.unwrapped.shape`.
+        """
+        missing = selector.needs - settings.needs - {"global_sketch", "reward"}
+        if missing or selector.learns_from:
+            names = ", ".join(sorted(missing | selector.learns_from))
+            raise UserError(
+                f"{type(selector).__name__} needs {names}, which the environment does not show: "
+                "give its reports these names, or take another selector."
+            )
+        self.selector, self.shape, self.k = selector, shape, settings.config.selection.k
+        self.choice: Choice | None = None
+
+    def act(self, observation: Observation, info: Mapping[str, Any]) -> Array:
+        """Return scores `[S]` whose best are the selector's choice, in its order."""
+        scores = np.zeros(self.shape.slots, np.float32)
+        self.choice = None
+        view = view_of(observation, info, self.shape)
+        if view.num_visible:
+            self.choice = self.selector.select(view, self.k)
+            if self.choice.weights is not None:
+                raise UserError(
+                    f"{type(self.selector).__name__} sets weights of its own, which an action "
+                    "cannot carry: take a selector that leaves them out."
+                )
+            slots = self.choice.slots.numpy()
+            scores[slots] = 1 - np.arange(len(slots)) / (len(slots) + 1)
+        return scores
+
+    def learn(self, info: Mapping[str, Any]) -> Mapping[str, float]:
+        """Give the selector its feedback on the last step; returns what it wants recorded."""
+        if not info["played"]:
+            return {}
+        return self.selector.feedback(outcome_of(info))
+
+
+def view_of(observation: Observation, info: Mapping[str, Any], shape: Shape) -> View:
+    """Rebuild the view that an observation was made of; without visible clients, an empty one."""
+    count = int(observation["mask"].sum())
+    reports = {}
+    for name, place in shape.columns.items():
+        rows = torch.from_numpy(observation["clients"][:count, place].copy())
+        reports[name] = rows[:, 0] if place.stop - place.start == 1 else rows
+    server = {"global_sketch": torch.from_numpy(observation["history"][-1].copy())}
+    if shape.histogram:
+        server["proxy_histogram"] = torch.from_numpy(observation["proxy_histogram"].copy())
+    return View(
+        round_num=info["round"],
+        ids=torch.from_numpy(observation["ids"][:count].copy()),
+        sizes=torch.from_numpy(observation["sizes"][:count].copy()),
+        reports=reports,
+        server=server,
+        rng=rng.generator(info["seed"], "select", info["round"]),
+    )
+
+
+def outcome_of(info: Mapping[str, Any]) -> Outcome:
+    """Rebuild what came of a round from the info of its step."""
+    record = info["record"]
+    return Outcome(
+        round_num=record["round"],
+        selected=torch.tensor(record["selected"], dtype=torch.long),
+        reward=record["reward"],
+        score=info["score"],
+        per_class=torch.from_numpy(info["per_class"]),
+        reward_per_class=torch.from_numpy(info["reward_per_class"]),
+        weights=torch.tensor(record["weights"], dtype=torch.float32),
+        reports={},
+    )

@@ -1,0 +1,84 @@
+"""`fedglimpse/ClientSelection-v0`: one federation as a Gymnasium environment."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import gymnasium as gym
+
+from fedglimpse.config import Config
+from fedglimpse.env.arrays import Array, Observation, Shape, info_of, observations, slots_of
+from fedglimpse.env.episodes import Episodes
+from fedglimpse.env.settings import EPISODE_PARTS, settings_of
+from fedglimpse.env.spaces import action_space, observation_space, reward_space
+from fedglimpse.env.stepper import LaneStepper
+
+
+class ClientSelection(gym.Env[Observation, Array]):
+    """Choose among the clients that a server can see; one step is one communication round.
+
+    Observation, action, reward and info are described in docs/environment.md.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as gymnasium has it
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any] | None = None,
+        action: str = "scores",
+        reward: str = "paper",
+        reports: Collection[str] | None = None,
+        target: float | None = None,
+        target_on: str = "test",
+        vary: Collection[str] = EPISODE_PARTS,
+        render_mode: None = None,
+    ) -> None:
+        """Build the federation of a run's configuration; its method's selector is left out.
+
+        Args:
+            config: the same keys as for `fedglimpse.run`; `rounds` is the horizon.
+            action: "scores", the best `selection.k` are taken, or "subset", repaired to so many.
+            reward: "paper", the smoothed proxy score, or "per_class", one for each class.
+            reports: what visible clients report; None: the sketches that `agent.input` names.
+            target: accuracy at which an episode is terminated; None: never.
+            target_on: where it is measured: "test", or "proxy", the reward's own metric.
+            vary: what a new seed changes; the rest stays that of the first of `seeds`.
+            render_mode: only None.
+        """
+        settings = settings_of(config or {}, reports, target, target_on, vary)
+        self.stepper = LaneStepper(settings, 1)
+        self.shape = Shape.of(self.stepper)
+        self.action, self.reward, self.render_mode = action, reward, render_mode
+        self.observation_space = observation_space(self.shape)
+        self.action_space = action_space(action, self.shape)
+        self.reward_space = reward_space(reward, self.shape)
+        self._episodes = Episodes(settings.config.seeds[0])
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode: with `seed`, the federation of `fedglimpse run seeds=[seed]`.
+
+        Without a seed, the first episode is that of the first of `seeds`, and later ones follow
+        from the last seed given. There are no options.
+        """
+        super().reset(seed=seed)
+        self.stepper.restart({0: self._episodes.begin(seed)})
+        look = self.stepper.look()[0]
+        return self._observation(), info_of(look, None)
+
+    def step(self, action: Array) -> tuple[Observation, Any, bool, bool, dict[str, Any]]:
+        """Play one round."""
+        looks = self.stepper.looks or self.stepper.look()
+        chosen = slots_of(action, looks[0], self.stepper.k, self.action == "subset")
+        done = self.stepper.play([chosen])[0]
+        look = self.stepper.look()[0]
+        reward: Any = done.reward
+        if self.reward == "per_class":
+            reward = done.reward_per_class.numpy().copy()
+        return self._observation(), reward, done.terminated, done.truncated, info_of(look, done)
+
+    def _observation(self) -> Observation:
+        batch = observations(self.stepper.looks, self.shape)
+        return {name: values[0] for name, values in batch.items()}
