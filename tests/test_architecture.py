@@ -30,6 +30,12 @@ ALLOWED = {
     "cost": {"needs"},
     "rl": {"errors", "rng", "types", "layout", "needs"},
     "config": {"rl"},
+    "stats": {"compare", "rng", "summary"},
+    "study": {"builder", "config", "configure", "data", "errors", "stats", "version"},
+    "report": {
+        "compare", "config", "configure", "errors", "records", "stats", "study", "summary",
+        "version",
+    },
     "configure": {"config", "errors", "presets"},
     "sim": {"errors", "rng", "types", "layout", "needs", "data", "cost", "aggregate"},
     "methods": {

@@ -1,4 +1,4 @@
-"""The command `fedglimpse`: run, compare, methods, data, doctor."""
+"""The command `fedglimpse`: run, compare, methods, data, doctor; the others are in `commands/`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
 
+from fedglimpse.commands.bench import bench_command
+from fedglimpse.commands.flower import app as flower_app
+from fedglimpse.commands.report import report
+from fedglimpse.commands.sweep import sweep
+from fedglimpse.commands.theory import theory
 from fedglimpse.compare import default_target, markdown, row_of
 from fedglimpse.config import Config
 from fedglimpse.configure import load
@@ -24,7 +29,8 @@ from fedglimpse.errors import UserError
 from fedglimpse.experiment import Result, Stopped, run
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
-from fedglimpse.progress import listener
+from fedglimpse.profiling import Profiled
+from fedglimpse.progress import Listener, listener
 from fedglimpse.records import environment, stored_config, write_atomically
 from fedglimpse.summary import Estimate
 from fedglimpse.version import VERSION
@@ -51,7 +57,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 
 @app.command("run")
 def run_command(
-    words: Words = None, out: Out = None, resume: Resume = False, quiet: Quiet = False
+    words: Words = None,
+    out: Out = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write a profiler trace of rounds 3 to 5.")
+    ] = False,
 ) -> None:
     """Run one method: fedglimpse run [FILE.toml] [key=value ...] --out DIR."""
     files, methods, settings = sort_words(words or [])
@@ -63,7 +75,11 @@ def run_command(
         config = stored_config(out)
     else:
         config = load_config(files, settings)
-    result = run_with_signals(config, out or default_folder(config), resume, quiet)
+    folder = out or default_folder(config)
+    told = listener(quiet)
+    if profile:
+        told = Profiled(told, folder, config.rounds)
+    result = run_with_signals(config, folder, resume, told)
     final = Estimate(**result.summary["final_accuracy"])
     last = result.summary["final_over_rounds"]
     typer.echo(f"{config.method}: accuracy {final.text()} % over the last {last} rounds")
@@ -99,7 +115,7 @@ def compare(
     results = []
     for name, config in zip(methods, configs, strict=True):
         folder = out / name.replace(":", "_")
-        results.append(run_with_signals(config, folder, resume, quiet))
+        results.append(run_with_signals(config, folder, resume, listener(quiet)))
     goal = default_target([r.summary for r in results]) if target is None else target
     rows = [row_of(r.summary, r.records, goal) for r in results]
     table = markdown(rows, goal, results[0].summary["final_over_rounds"])
@@ -172,6 +188,13 @@ def doctor() -> None:
     data_status()
 
 
+app.command("sweep")(sweep)
+app.command("report")(report)
+app.command("theory")(theory)
+app.command("bench")(bench_command)
+app.add_typer(flower_app, name="flower")
+
+
 @app.callback(invoke_without_command=True)
 def top(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -213,7 +236,7 @@ def default_folder(config: Config) -> Path:
     return Path("runs") / f"{config.data.name}-{config.method.replace(':', '_')}"
 
 
-def run_with_signals(config: Config, out: Path, resume: bool, quiet: bool) -> Result:
+def run_with_signals(config: Config, out: Path, resume: bool, told: Listener) -> Result:
     """Run, ending after the current round on Ctrl-C or a termination signal."""
     asked: list[int] = []
 
@@ -225,7 +248,7 @@ def run_with_signals(config: Config, out: Path, resume: bool, quiet: bool) -> Re
     before: dict[int, Any] = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         should_stop: Callable[[], bool] = lambda: bool(asked)  # noqa: E731
-        return run(config, out, resume=resume, listener=listener(quiet), should_stop=should_stop)
+        return run(config, out, resume=resume, listener=told, should_stop=should_stop)
     except (Stopped, KeyboardInterrupt):
         typer.echo(f"Stopped. Continue with: fedglimpse run --out {out} --resume", err=True)
         raise typer.Exit(130) from None

@@ -113,6 +113,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             return tuple(_typed(name, v, inner) for v in value)
         raise UserError(f"{name}={value!r} must be a list, such as {name}=[0,1].")
     if get_origin(hint) in (Union, UnionType):
+        if type(value) in get_args(hint):
+            return value
         hint = next(h for h in get_args(hint) if h is not type(None))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

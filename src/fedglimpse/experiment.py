@@ -13,11 +13,13 @@ from fedglimpse.config import Config
 from fedglimpse.configure import resolve
 from fedglimpse.crew import Crew
 from fedglimpse.errors import UserError
+from fedglimpse.live import LiveLog
 from fedglimpse.progress import Listener, Silent
 from fedglimpse.records import RunFolder
 from fedglimpse.rl.policy import write_policy
 from fedglimpse.sim.world import Lane, World
 from fedglimpse.summary import summarise
+from fedglimpse.theory.models import save_models
 
 
 class Stopped(Exception):
@@ -84,14 +86,18 @@ def run_together(
     world = build_world([config for config, _ in runs])
     lanes = iter(list(world.lanes))
     parts = [_Part(c, path, [next(lanes) for _ in c.seeds]) for c, path in runs]
-    for part in parts:
-        part.open(world, resume)
     name = runs[0][0].method if len(runs) == 1 else f"{len(runs)} runs"
-    listener.begin(name, min(p.done for p in parts), max(p.config.rounds for p in parts))
     try:
-        _play(world, parts, listener, should_stop)
+        for part in parts:
+            part.open(world, resume)
+        listener.begin(name, min(p.done for p in parts), max(p.config.rounds for p in parts))
+        try:
+            _play(world, parts, listener, should_stop)
+        finally:
+            listener.end()
     finally:
-        listener.end()
+        for part in parts:
+            part.live.end()
     return [part.result(world) for part in parts]
 
 
@@ -101,6 +107,7 @@ class _Part:
     def __init__(self, config: Config, path: Path | None, lanes: list[Lane]) -> None:
         self.config, self.lanes = config, lanes
         self.folder = None if path is None else RunFolder(path)
+        self.live = LiveLog(config, path)
         self.records: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
 
@@ -117,6 +124,8 @@ class _Part:
             if state is not None:
                 restore(world, state, self.lanes)
             self.records = self.folder.read()
+            self._keep_models(world)
+        self.live.begin(self.config.method, self.done, self.config.rounds)
 
     def take(self, world: World, records: Mapping[int, dict[str, Any]], stop: bool) -> None:
         """Take in a round's records, by lane; write them, and a checkpoint where one is due."""
@@ -127,6 +136,15 @@ class _Part:
             due = self.done % self.config.checkpoint.every == 0
             if stop or due or self.done == self.config.rounds:
                 self.folder.save(snapshot(world, self.lanes))
+            self._keep_models(world)
+        self.live.round(new)
+
+    def _keep_models(self, world: World) -> None:
+        """Keep the models that the coming round starts from, where they are asked for."""
+        every = self.config.checkpoint.keep_models
+        due = every and (self.done % every == 0 or self.done == self.config.rounds)
+        if due and self.folder is not None:
+            save_models(self.folder.path, self.done, world.states[_places(world, self.lanes)])
 
     def finish(self) -> None:
         """Write what is left when the last round is over."""
@@ -155,9 +173,9 @@ def _play(
         if not going:
             return
         world.retire([lane for part in over for lane in part.lanes])
-        scored = [_scored(part.config, part.done) for part in going for _ in part.lanes]
+        evaluate = [scored(part.config, part.done) for part in going for _ in part.lanes]
         crew = crew_of(world, crew)
-        lanes, records = list(world.lanes), play_round(world, scored, crew)
+        lanes, records = list(world.lanes), play_round(world, evaluate, crew)
         of_lane = {id(lane): record for lane, record in zip(lanes, records, strict=True)}
         stop = should_stop()
         for part in going:
@@ -186,8 +204,8 @@ def play_round(
     ]
     outcomes = world.commit(crew.select(views, ks))
     metrics = crew.feedback(outcomes)
-    scored = [evaluate] * len(world.lanes) if isinstance(evaluate, bool) else evaluate
-    records = world.records(metrics, scored)
+    wanted = [evaluate] * len(world.lanes) if isinstance(evaluate, bool) else evaluate
+    records = world.records(metrics, wanted)
     seconds = (time.perf_counter() - began) / len(records)
     return [{**record, "seconds": seconds} for record in records]
 
@@ -238,6 +256,6 @@ def save_policies(config: Config, lanes: Sequence[Lane]) -> None:
         write_policy(policy, config.agent.save, lane.seed, len(lanes))
 
 
-def _scored(config: Config, round_num: int) -> bool:
+def scored(config: Config, round_num: int) -> bool:
     """True where this round's model is scored on the test set."""
     return (round_num + 1) % config.evaluate.every == 0 or round_num == config.rounds - 1

@@ -17,7 +17,7 @@ from fedglimpse.sim.reports import TrainedClients
 from fedglimpse.types import Choice, Method, View, Visibility
 
 
-@dataclass
+@dataclass(eq=False)  # compared by identity
 class Lane:
     """One federation: its clients, who can be seen, and the method that runs it."""
 

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from fedglimpse.data.dataset import as_input
 from fedglimpse.layout import Layout
+from fedglimpse.sim.memory import smaller_until_it_fits
 from fedglimpse.sim.precision import Precision, numerics
 from fedglimpse.sim.stacked import StackedModel
 
-_EXAMPLES = {"cpu": 4000, "cuda": 40_000}  # in one forward pass, all states together
+_EXAMPLES = {"cpu": 4000, "cuda": 16_000}  # in one forward pass, all states together
 _WITH_GRADIENT = 4  # times fewer where activations are kept
 
 
@@ -41,8 +42,12 @@ class ManyModels:
     def logits(self, states: Tensor, x: Tensor) -> Tensor:
         """Return the logits `[S, n, C]` of states `[S, d]` on raw examples `[S, n, *shape]`."""
         named = self.layout.unpack(states)
-        pieces = x.split(_room(x, 1), dim=1)
-        return torch.cat([self.forward(named, as_input(piece)) for piece in pieces], dim=1)
+
+        def attempt(room: int) -> Tensor:
+            pieces = x.split(room, dim=1)
+            return torch.cat([self.forward(named, as_input(piece)) for piece in pieces], dim=1)
+
+        return smaller_until_it_fits(attempt, _room(x, 1))
 
     def gradients(self, states: Tensor, x: Tensor, y: Tensor, sizes: Tensor) -> Tensor:
         """Return the gradients `[S, num_params]` of mean losses at states `[S, d]`.

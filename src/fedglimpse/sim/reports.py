@@ -23,8 +23,8 @@ class TrainedClients:
     ids: Tensor  # [V] on the CPU
     starts: Tensor  # [V, d] what they trained from
     states: Tensor  # [V, d] what came of it
-    loss: Tensor  # [V] mean training loss
-    squared_loss: Tensor  # [V] mean squared training loss of an example
+    loss: Tensor  # [V] mean training loss, on the CPU
+    squared_loss: Tensor  # [V] mean squared training loss of an example, on the CPU
 
     @property
     def deltas(self) -> Tensor:
@@ -33,7 +33,15 @@ class TrainedClients:
 
     def pick(self, slots: Tensor) -> TrainedClients:
         """Return the clients at these positions, in this order."""
-        return TrainedClients(*(v[slots.to(v.device)] for v in vars(self).values()))
+        places = slots.to(self.states.device)
+        common = self.starts.stride(0) == 0  # all started from the same state: nothing to copy
+        return TrainedClients(
+            ids=self.ids[slots],
+            starts=self.starts[: len(slots)] if common else self.starts[places],
+            states=self.states[places],
+            loss=self.loss[slots],
+            squared_loss=self.squared_loss[slots],
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ class World:
         self.trainer, self.evaluator, self.reporter = trainer, evaluator, reporter
         self.costs = costs
         self._now: list[LaneRound] = []
+        self._proxies: WeakKeyDictionary[Lane, tuple[Tensor, Tensor]] = WeakKeyDictionary()
         for lane in self.lanes:
             check_lane(lane)
 
@@ -236,9 +238,15 @@ class World:
             )
         return outcomes
 
+    def _proxy(self, lane: Lane) -> tuple[Tensor, Tensor]:
+        """Return a lane's proxy examples and labels, gathered once."""
+        if lane not in self._proxies:
+            self._proxies[lane] = proxy_examples(lane.population)
+        return self._proxies[lane]
+
     def _proxy_scores(self, places: Sequence[int]) -> dict[int, Scores]:
         """Score lanes on their own proxy sets; those with sets of the same size together."""
-        pairs = {r: proxy_examples(self.lanes[r].population) for r in places}
+        pairs = {r: self._proxy(self.lanes[r]) for r in places}
         by_size: dict[int, list[int]] = {}
         for r, (_, y) in pairs.items():
             by_size.setdefault(len(y), []).append(r)

@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedglimpse.data.dataset import as_input
 from fedglimpse.layout import Layout
 from fedglimpse.sim.batched import BatchedTrainer
 from fedglimpse.sim.gpu.channels_last import Passed, forward
 from fedglimpse.sim.jobs import Examples, Jobs, Recipe, Tally, Trained, steps_per_epoch
+from fedglimpse.sim.memory import bytes_per_job, fitting_jobs, smaller_until_it_fits
 from fedglimpse.sim.precision import Precision, numerics
 from fedglimpse.sim.stacked import chain
 from fedglimpse.sim.stacked_optim import StackedOptimizer
@@ -46,25 +48,44 @@ class GraphedTrainer:
             examples: the training set, on a CUDA device.
             recipe: optimizer, batch size, epochs.
             precision: of forward and backward passes.
-            max_jobs: clients in memory at a time; more are trained in waves.
+            max_jobs: clients in memory at a time, more are trained in waves; None: what fits.
             compiled: fuse elementwise work with torch.compile (half a minute, once a shape).
         """
         self.plain = BatchedTrainer(model, examples, recipe, precision, max_jobs)
         self.layers, self.layout = chain(model), Layout.of(model)
         self.examples, self.recipe, self.precision = examples, recipe, precision
-        self.max_jobs, self.compiled = min(max_jobs or MAX_JOBS, MAX_JOBS), compiled
+        self.max_jobs, self.compiled = max_jobs, compiled
+        width = 2 if precision == "bf16" else 4
+        example = as_input(examples.x[:1]).to(next(model.parameters()).device)
+        self.bytes_per_job = bytes_per_job(model, example, recipe.batch_size, width)
         self.steps: dict[tuple[int, bool, bool], _Step] = {}
 
     def train(self, start: Tensor, jobs: Jobs) -> Trained:
         """Train every job; the answer is in the order of `jobs`."""
         if bool((jobs.distill > 0).any() | (jobs.visit >= 0).any()):
             return self.plain.train(start, jobs)
+        if self.max_jobs is None:
+            self.max_jobs = fitting_jobs(self.bytes_per_job, start.device, MAX_JOBS)
+
+        def attempt(most: int) -> Trained:
+            self.max_jobs = most
+            return self._train(start, jobs, most)
+
+        return smaller_until_it_fits(attempt, self.max_jobs, self._release)
+
+    def _release(self) -> None:
+        """Let go of the memory of all captured steps."""
+        self.steps.clear()
+        gc.collect()
+
+    def _train(self, start: Tensor, jobs: Jobs, most: int) -> Trained:
+        """Train in waves of at most so many jobs."""
         states = start.new_empty(len(jobs), self.layout.size)
         tally = Tally(len(jobs), start.device)
         named = self.layout.unpack(start)
-        for index in torch.arange(len(jobs), device=start.device).split(self.max_jobs):
+        for index in torch.arange(len(jobs), device=start.device).split(most):
             wave = jobs.pick(index)
-            step = self._step(wave)
+            step = self._step(wave, most)
             step.load(named, wave)
             for epoch in range(self.recipe.epochs):
                 step.shuffle(epoch)
@@ -74,9 +95,9 @@ class GraphedTrainer:
             tally.put(index, step.tally.first(len(wave)))
         return tally.over(states)
 
-    def _step(self, wave: Jobs) -> _Step:
+    def _step(self, wave: Jobs, most: int) -> _Step:
         """Return the captured step that has room for these jobs."""
-        jobs, width = bucket(len(wave), self.max_jobs), wave.rows.shape[1]
+        jobs, width = bucket(len(wave), most), wave.rows.shape[1]
         pulled, squared = bool((wave.mu > 0).any()), bool(wave.squared.all())
         kind = (jobs, pulled, squared)
         if kind not in self.steps or self.steps[kind].width < width:

@@ -192,7 +192,8 @@ def relu_affine(z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, pool: boo
     tile, rows_out = _tiles(rows, channels)[0], rows // (4 if pool else 1)
     out = z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
     _result_kernel[(triton.cdiv(rows_out, tile), jobs)](
-        z, bias.contiguous(), scale.contiguous(), shift.contiguous(), out, rows_out, rows, wide, channels, tile, pool
+        z, bias.contiguous(), scale.contiguous(), shift.contiguous(), out,
+        rows_out, rows, wide, channels, tile, pool,
     )  # fmt: skip
     return out
 
