@@ -30,6 +30,11 @@ ALLOWED = {
     "cost": {"needs"},
     "rl": {"errors", "rng", "types", "layout", "needs"},
     "config": {"rl"},
+    "flower": {
+        "aggregate", "builder", "config", "configure", "cost", "data", "errors", "layout",
+        "methods", "needs", "nets", "records", "rl", "rng", "sim", "sketch", "summary", "types",
+        "validate", "version",
+    },
     "stats": {"compare", "rng", "summary"},
     "study": {"builder", "config", "configure", "data", "errors", "stats", "version"},
     "report": {

@@ -1,0 +1,50 @@
+"""What is learnt: replace model and data by your own."""
+
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedglimpse.builder import population_of
+from fedglimpse.config import Config
+from fedglimpse.configure import resolve
+from fedglimpse.data.population import Population
+from fedglimpse.data.sources import load
+from fedglimpse.flower.wire import section
+
+
+def make_model() -> nn.Module:
+    """Build the model; server and clients must build the same."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 256),
+        nn.ReLU(),
+        nn.BatchNorm1d(256),
+        nn.Linear(256, 10),
+    )
+
+
+def my_data(settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return this client's examples and labels.
+
+    A real device reads its own files. Here every client takes its share of the digits: the one
+    named by `partition-id` in its node configuration.
+    """
+    keys = {f"data.{name}": value for name, value in section(settings, "data").items()}
+    population = split(tuple(keys.items()), settings["seed"])
+    rows = population.rows[int(settings["partition-id"])]
+    return population.dataset.x_train[rows], population.dataset.y_train[rows]
+
+
+@cache
+def split(keys: tuple[tuple[str, Any], ...], seed: int) -> Population:
+    """Cut the digits into shares, and a proxy set for the server."""
+    return population_of(resolve(dict(keys)), load("digits"), seed)
+
+
+def server_data(config: Config) -> dict[str, Any]:
+    """Return the examples that the server judges models by."""
+    population = population_of(config, load("digits"), config.seeds[0])
+    data = population.dataset
+    proxy = (data.x_train[population.proxy], data.y_train[population.proxy])
+    return {"proxy": proxy, "test": (data.x_test, data.y_test), "num_classes": 10}

@@ -1,0 +1,217 @@
+"""The server of real devices: its own loop on push and pull, with the simulator's run folder.
+
+    Server(config, problem, out=folder).run(grid)
+
+A round is observe, select, commit and feedback, as in the simulator. After every round a record is
+written and a checkpoint replaces the last one, so that a server that was killed goes on where it
+was: run it again with the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedglimpse.config import Config
+from fedglimpse.configure import resolve
+from fedglimpse.errors import UserError
+from fedglimpse.flower import wire
+from fedglimpse.flower.exchange import Exchange
+from fedglimpse.flower.federation import Federation, Problem, Terms, fresh_model
+from fedglimpse.flower.identity import Roster
+from fedglimpse.flower.ledger import Sheet
+from fedglimpse.flower.reception import Reception, wait_until
+from fedglimpse.flower.round import Round
+from fedglimpse.flower.served import Plan, plan_of
+from fedglimpse.layout import Layout
+from fedglimpse.methods import registry
+from fedglimpse.methods.base import Setting
+from fedglimpse.records import RunFolder, write_atomically
+from fedglimpse.rl.policy import write_policy
+from fedglimpse.summary import summarise
+from fedglimpse.validate import check
+
+__all__ = ["Finished", "Problem", "Server", "Terms"]
+
+log = logging.getLogger("flwr.fedglimpse")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run."""
+
+    records: list[dict[str, Any]]
+    summary: dict[str, Any]
+    state: Tensor  # [d] the final global model
+    names: list[str]  # identity of every dense client id
+
+
+@dataclass
+class Server:
+    """Runs a method on the clients of a Flower grid.
+
+    Attributes:
+        config: a `Config`, or dotted keys; `data.clients` is how many clients there may be,
+            `visibility.*` filters those that are online on top of what the world does.
+        problem: model and the server's examples.
+        terms: timeouts and quorum.
+        out: the run folder; a run that it already holds is continued. None: nothing is written.
+        told: the user's own settings, sent to every client with its work.
+    """
+
+    config: Config | Mapping[str, Any]
+    problem: Problem
+    terms: Terms = field(default_factory=Terms)
+    out: Path | str | None = None
+    told: Mapping[str, wire.Plain] = field(default_factory=dict)
+
+    def run(self, grid: Grid, start: Tensor | None = None) -> Finished:
+        """Run all rounds that are left.
+
+        Args:
+            grid: Flower's way to the nodes.
+            start: the initial model `[d]`; None: initialised from the run's seed.
+        """
+        config = self.config if isinstance(self.config, Config) else resolve(self.config)
+        config = replace(config, checkpoint=replace(config.checkpoint, every=1))
+        plan = self._check(config)
+        folder = None if self.out is None else RunFolder(Path(self.out))
+        saved = None if folder is None else folder.open(config, resume=True)
+        exchange = Exchange(grid, self.terms.poll, self.terms.patience)
+        roster = Roster(config.data.clients)
+        if saved is not None:
+            roster.load_state_dict(saved["roster"])
+        hello = wire.request(self.told, {})
+        reception = Reception(exchange, roster, hello, self.terms.hello_timeout, plan.wanted)
+        self._await_clients(reception, resumed=saved is not None)
+        fed = self._federation(config, exchange, roster, start, saved)
+        records = folder.read() if folder is not None else []
+        for round_num in range(0 if saved is None else saved["round"], config.rounds):
+            record = play_round(fed, reception, round_num)
+            records.append(record)
+            if folder is not None:
+                _save(folder, fed, record)
+            log.info("%s", line_of(record, config))
+        return self._finish(fed, folder, records)
+
+    def _check(self, config: Config) -> Plan:
+        """Return how rounds go; UserError for a run that cannot be, before anything is done."""
+        check(config)
+        if len(config.seeds) != 1:
+            raise UserError(
+                f"seeds={list(config.seeds)}: devices run one seed at a time, such as seeds=[0]."
+            )
+        if config.data.clients < 1:
+            raise UserError("data.clients=0: say how many clients there may be, such as 100.")
+        layout, even = Layout.of(self.problem.model()), torch.ones(config.data.clients).long()
+        setting = Setting(
+            config, config.seeds[0], even, self.problem.num_classes, layout.num_params
+        )
+        method = registry.build(config.method, setting)
+        if config.agent.save and not hasattr(method.selector, "policy"):
+            raise UserError(
+                f"agent.save={config.agent.save}, but method={config.method} learns no policy: "
+                "use method=glimpse or leave agent.save out."
+            )
+        return plan_of(method, config)
+
+    def _await_clients(self, reception: Reception, resumed: bool) -> None:
+        """Wait until enough clients have said hello; a run that is resumed goes on with any."""
+        wanted = 1 if resumed else self.terms.min_clients or reception.roster.room
+        met: list[int] = []
+
+        def enough() -> bool:
+            met[:] = reception.online("0")
+            return len(met) >= wanted
+
+        if not wait_until(enough, reception.exchange, self.terms.start_timeout):
+            why = " ".join(dict.fromkeys(reception.refusals.values()))
+            raise UserError(
+                f"{len(met)} of {wanted} clients were there after {self.terms.start_timeout:g} s: "
+                f"start more SuperNodes, or lower min_clients. {why}".rstrip()
+            )
+
+    def _federation(
+        self,
+        config: Config,
+        exchange: Exchange,
+        roster: Roster,
+        start: Tensor | None,
+        saved: Mapping[str, Any] | None,
+    ) -> Federation:
+        sizes = torch.tensor(roster.typical_sizes()) if saved is None else saved["sizes"]
+        if start is None:
+            model = fresh_model(config, self.problem)
+            start = Layout.of(model).read(model)
+        fed = Federation.build(
+            config, self.problem, self.terms, exchange, roster, start, self.told, sizes
+        )
+        if saved is not None:
+            fed.load_state_dict(saved["federation"])
+        return fed
+
+    def _finish(
+        self, fed: Federation, folder: RunFolder | None, records: list[dict[str, Any]]
+    ) -> Finished:
+        config = fed.config
+        if config.agent.save:
+            policy = cast(Any, fed.method.selector).policy()
+            write_policy(policy, config.agent.save, fed.seed, 1)
+        summary = {"method": config.method, **summarise(records, config.rounds)}
+        if folder is not None:
+            folder.finish(summary)
+        return Finished(records, summary, fed.state, list(fed.roster.names))
+
+
+def play_round(fed: Federation, reception: Reception, round_num: int) -> dict[str, Any]:
+    """Play one round with whoever is there; returns its record."""
+    began = time.perf_counter()
+    visible: list[int] = []
+
+    def enough() -> bool:
+        shown = set(fed.visibility.visible(fed.seed, round_num).tolist())
+        visible[:] = [c for c in reception.online(str(round_num)) if c in shown]
+        return len(visible) >= fed.config.visibility.min_visible
+
+    metrics: Mapping[str, float] = {}
+    ready = wait_until(enough, fed.exchange, fed.terms.visible_timeout)
+    sheet = Sheet(round_num, list(visible))
+    if ready:
+        metrics = Round(fed, sheet).play()
+    every, last = fed.config.evaluate.every, fed.config.rounds - 1
+    scored = (round_num + 1) % every == 0 or round_num == last
+    record = sheet.record(fed, metrics, scored)
+    return {**record, "seconds": time.perf_counter() - began}
+
+
+def line_of(record: Mapping[str, Any], config: Config) -> str:
+    """Say in one line what a round did."""
+    accuracy = "-" if record["accuracy"] is None else f"{record['accuracy']:.3f}"
+    text = (
+        f"round {record['round'] + 1}/{config.rounds}: {len(record['visible'])} visible, "
+        f"selected {record['selected']}, accuracy {accuracy}"
+    )
+    return text + (f", failed {record['failed']}" if record["failed"] else "")
+
+
+def _save(folder: RunFolder, fed: Federation, record: dict[str, Any]) -> None:
+    """Write a round and make it the place to continue from."""
+    folder.append([record])
+    folder.save(
+        {
+            "round": record["round"] + 1,
+            "federation": fed.state_dict(),
+            "roster": fed.roster.state_dict(),
+            "sizes": fed.setting.sizes,
+        }
+    )
+    write_atomically(folder.path / "clients.json", json.dumps(fed.roster.names, indent=1))

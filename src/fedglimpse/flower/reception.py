@@ -1,0 +1,123 @@
+"""Meeting clients: who is online, who they are, and whether they can take part."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import RecordDict
+
+from fedglimpse.flower import wire
+from fedglimpse.flower.checks import size_in
+from fedglimpse.flower.exchange import Exchange
+from fedglimpse.flower.identity import Arrival, Roster, identity
+
+log = logging.getLogger("flwr.fedglimpse")
+
+
+class Reception:
+    """Says hello to every connection once, and keeps the roster up to date."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        roster: Roster,
+        told: RecordDict,
+        hello_timeout: float,
+        wanted: frozenset[str],
+    ) -> None:
+        """Know nobody.
+
+        Args:
+            exchange: how nodes are asked.
+            roster: who has been met; in here it learns of connections.
+            told: content of a hello.
+            hello_timeout: seconds.
+            wanted: what a client must be able to do, reports and objectives.
+        """
+        self.exchange, self.roster, self.told = exchange, roster, told
+        self.hello_timeout, self.wanted = hello_timeout, wanted
+        self.refusals: dict[int, str] = {}  # node -> the sentence about it
+        self._met: dict[int, str] = {}  # node -> when it came online, as the SuperLink says
+        self._serves: dict[int, frozenset[str]] = {}
+
+    def online(self, group: str) -> list[int]:
+        """Return the dense ids that can be given work now; newcomers are greeted first."""
+        nodes = {int(n.node_id): n for n in self.exchange.grid.get_nodes()}
+        busy = self.exchange.busy()
+        new = [
+            node
+            for node, info in nodes.items()
+            if node not in busy and self._met.get(node) != _since(info)
+        ]
+        if new:
+            requests = dict.fromkeys(new, self.told)
+            answers = self.exchange.ask(wire.HELLO, requests, self.hello_timeout, group)
+            arrivals = []
+            for node, answer in answers.items():
+                if answer.content is None:
+                    log.warning("Node %s did not say hello: %s.", node, answer.reason)
+                    continue
+                self._met[node] = _since(nodes[node])
+                arrivals.append(self._arrival(node, str(nodes[node].name), answer.content))
+            self._admit([a for a in arrivals if a is not None])
+            busy = self.exchange.busy()
+        usable = {
+            client: node
+            for client, node in self.roster.nodes.items()
+            if node in nodes and node not in busy and self._fits(client, node)
+        }
+        return sorted(usable)
+
+    def _arrival(self, node: int, registered: str, content: RecordDict) -> Arrival | None:
+        info = content.config_records["info"]
+        declared = str(info.get("client-id", ""))[:100]
+        name = identity(registered, declared, node)
+        if sentence := wire.mismatch(f"Client '{name}'", str(info.get("version", ""))):
+            self._refuse(node, sentence)
+            return None
+        self._serves[node] = wire.names_in(info, "serves")
+        self.refusals.pop(node, None)
+        return Arrival(node, name, size_in(content, -1))
+
+    def _admit(self, arrivals: list[Arrival]) -> None:
+        for left_out in self.roster.admit(arrivals):
+            self._refuse(
+                left_out.node_id,
+                f"Client '{left_out.name}' is one more than data.clients={self.roster.room}: raise "
+                "it in a new run to let more clients in.",
+            )
+
+    def _fits(self, client: int, node: int) -> bool:
+        """Check that a client can do what the method asks for; say so once if not."""
+        missing = self.wanted - self._serves.get(node, frozenset())
+        if missing and node not in self.refusals:
+            self._refuse(
+                node,
+                f"Client '{self.roster.names[client]}' cannot serve {', '.join(sorted(missing))}, "
+                "which the method needs: give client_app data= or objectives=.",
+            )
+        return not missing
+
+    def _refuse(self, node: int, sentence: str) -> None:
+        self.refusals[node] = sentence
+        self.roster.nodes = {c: n for c, n in self.roster.nodes.items() if n != node}
+        log.error("%s", sentence)
+
+
+def wait_until(
+    ready: Callable[[], bool], exchange: Exchange, timeout: float, pause: float = 0.5
+) -> bool:
+    """Ask `ready` again and again; False where it was not before the timeout."""
+    end = exchange.clock() + timeout
+    while not ready():
+        if exchange.clock() >= end:
+            return False
+        exchange.sleep(pause)
+    return True
+
+
+def _since(info: Any) -> str:
+    """Return when a node last came online, as far as the SuperLink says it."""
+    return str(getattr(info, "last_activated_at", "") or "")

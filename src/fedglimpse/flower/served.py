@@ -1,0 +1,63 @@
+"""Which methods can run over Flower, and how their rounds go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedglimpse import needs as catalogue
+from fedglimpse.config import Config
+from fedglimpse.errors import UserError
+from fedglimpse.flower.device import asked
+from fedglimpse.needs import CATALOGUE
+from fedglimpse.types import Method
+
+FROM_STATES = frozenset({"delta_similarity", "proxy_logits"})  # only the server can compute them
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a method's rounds go, and what its clients are asked for."""
+
+    asks_all: bool  # every visible client is asked before the choice
+    trains_all: bool  # ... and trains
+    uploads_all: bool  # ... and sends its whole update
+    now: frozenset[str]  # reports before the choice
+    after: frozenset[str]  # reports that come with the update
+    ours: frozenset[str]  # reports that the server reads off the updates
+    objectives: frozenset[str]
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """What a client must be able to do."""
+        return self.now | self.after | self.objectives
+
+
+def plan_of(method: Method, config: Config) -> Plan:
+    """Return how the method's rounds go, or raise UserError where it cannot run on devices."""
+    selector, later = method.selector, method.selector.learns_from | method.aggregator.needs
+    catalogue.check(selector.needs | later)
+    for name in sorted(selector.needs | later):
+        if CATALOGUE[name].oracle:
+            raise UserError(
+                f"method={config.method} reads '{name}', which no real server may know: run it in "
+                "the simulator, or choose another method."
+            )
+    asks = frozenset(n for n in selector.needs if CATALOGUE[n].phase != "server")
+    trains_all = catalogue.trains_before_choice(selector.needs)
+    uploads_all = bool(asks & FROM_STATES)
+    if trains_all and method.schedule == "sequential":
+        raise UserError(
+            f"method={config.method} is sequential but lets all visible clients train before the "
+            "choice: use schedule='parallel'."
+        )
+    ours = frozenset(n for n in later if CATALOGUE[n].from_upload) | FROM_STATES & (later | asks)
+    after = frozenset(n for n in later - ours if CATALOGUE[n].phase != "server")
+    return Plan(
+        asks_all=bool(asks),
+        trains_all=trains_all,
+        uploads_all=uploads_all,
+        now=asks - FROM_STATES,
+        after=after,
+        ours=ours,
+        objectives=asked(method.objective),
+    )

@@ -1,0 +1,154 @@
+"""A Flower strategy: an existing app changes its strategy line, and its client.
+
+strategy = GlimpseStrategy({"method": "glimpse", "data.clients": 10}, problem, out="run")
+result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=50)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedglimpse.config import Config
+from fedglimpse.configure import resolve
+from fedglimpse.errors import UserError, nearest
+from fedglimpse.flower.engine import Finished, Problem, Server, Terms, log
+from fedglimpse.flower.wire import section
+from fedglimpse.layout import Layout
+
+__all__ = ["GlimpseStrategy", "Problem", "Terms", "from_run_config"]
+
+
+def from_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path | None]:
+    """Read a Flower app's run configuration.
+
+    Args:
+        values: `fedglimpse.*` holds keys of a configuration, `terms.*` those of `Terms`; `seed`
+            and `out` stand alone.
+
+    Returns:
+        The configuration, the terms, and the run folder if there is one.
+    """
+    keys = section(values, "fedglimpse") | {"seeds": [int(values.get("seed", 0))]}
+    terms = section(values, "terms")
+    known = [item.name for item in fields(Terms)]
+    for name in terms:
+        if name not in known:
+            raise UserError(f"Unknown key 'terms.{name}'.{nearest(name, known)}")
+    out = str(values.get("out", ""))
+    return resolve(keys), Terms(**terms), Path(out).expanduser() if out else None
+
+
+class GlimpseStrategy(Strategy):
+    """Runs any method of this library; clients are `fedglimpse.flower.client.client_app`."""
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any],
+        problem: Problem,
+        terms: Terms | None = None,
+        out: Path | str | None = None,
+    ) -> None:
+        """Describe the run.
+
+        Args:
+            config: a `Config`, or dotted keys such as `{"method": "glimpse", "data.clients": 10}`.
+            problem: model and the server's examples.
+            terms: timeouts and quorum.
+            out: the run folder; a run that it already holds is continued.
+        """
+        self.config = config if isinstance(config, Config) else resolve(config)
+        self.problem, self.terms, self.out = problem, terms, out
+        self.finished: Finished | None = None  # records and summary, after `start`
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the federation.
+
+        Args:
+            grid: of the server app.
+            initial_arrays: the initial model's state dict; None: from the run's seed.
+            num_rounds: instead of the configuration's `rounds`.
+            timeout: seconds for training, instead of `terms.train_timeout`.
+            train_config: the user's own settings for `train` on the clients.
+            evaluate_config: not used: the server evaluates on its own examples.
+            evaluate_fn: called with the final model, after the last round.
+        """
+        config = self.config if num_rounds is None else replace(self.config, rounds=num_rounds)
+        terms = self.terms or Terms()
+        terms = terms if timeout is None else replace(terms, train_timeout=timeout)
+        model = self.problem.model()
+        layout, start = Layout.of(model), None
+        if initial_arrays is not None:
+            model.load_state_dict(initial_arrays.to_torch_state_dict())
+            start = layout.read(model)
+        self.summary()
+        told: dict[str, Any] = dict(train_config or {})
+        done = Server(config, self.problem, terms, self.out, told).run(grid, start)
+        self.finished = done
+        layout.write(done.state, model)
+        result = Result(arrays=ArrayRecord(model.state_dict()))
+        for record in done.records:
+            self._note(result, record)
+        if evaluate_fn is not None:
+            metrics = evaluate_fn(config.rounds, result.arrays)
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[config.rounds] = metrics
+        return result
+
+    def _note(self, result: Result, record: Mapping[str, Any]) -> None:
+        """Put a record where Flower's users look; rounds count from 1 there."""
+        number = record["round"] + 1
+        if record["train_loss"] is not None:
+            result.train_metrics_clientapp[number] = MetricRecord({"loss": record["train_loss"]})
+        if record["accuracy"] is not None:
+            names = ("accuracy", "macro_f1", "loss")
+            scores = MetricRecord({name: record[name] for name in names})
+            result.evaluate_metrics_serverapp[number] = scores
+
+    def summary(self) -> None:
+        """Log what is going to run."""
+        config = self.config
+        log.info("method %s, K=%d of N=%d", config.method, config.selection.k, config.data.clients)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Not used: `start` has its own loop."""
+        _own_loop()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Not used: `start` has its own loop."""
+        _own_loop()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Not used: the server evaluates on its own examples."""
+        _own_loop()
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Not used: the server evaluates on its own examples."""
+        _own_loop()
+
+
+def _own_loop() -> NoReturn:
+    raise UserError("GlimpseStrategy runs its own loop: call start().")

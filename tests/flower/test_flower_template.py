@@ -1,0 +1,31 @@
+"""The template and the example are the same app."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedglimpse.commands.flower import new
+from fedglimpse.errors import UserError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
+
+
+def test_the_example_is_what_new_writes(tmp_path: Path) -> None:
+    new(tmp_path / "app")
+    written = {p.name: p.read_text() for p in (tmp_path / "app").iterdir()}
+    there = {p.name: p.read_text() for p in EXAMPLE.iterdir() if p.is_file()}
+    assert written == there
+    assert set(written) == {"client_app.py", "server_app.py", "task.py", "pyproject.toml"}
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match="not empty: name a new folder"):
+        new(tmp_path)
+    with pytest.raises(UserError, match="not empty: name a new folder"):
+        new(tmp_path / "thesis.tex")
+    with pytest.raises(UserError, match="cannot be written"):
+        new(tmp_path / "thesis.tex" / "app")
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
