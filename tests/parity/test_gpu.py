@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedglimpse import nets, rng
 from fedglimpse.experiment import run
 from fedglimpse.layout import Layout
 from fedglimpse.sim.jobs import Examples, Jobs, Recipe
+from fedglimpse.sim.precision import Precision, numerics
 from fedglimpse.sim.serial import SerialTrainer
 
 pytestmark = pytest.mark.gpu
@@ -18,6 +20,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from fedglimpse.sim.gpu.conv import conv3x3  # noqa: E402
+from fedglimpse.sim.gpu.first_layer import first_layer, padded_layer  # noqa: E402
 from fedglimpse.sim.gpu.graphed import GraphedTrainer  # noqa: E402
 from fedglimpse.sim.gpu.relu_norm import relu_norm  # noqa: E402
 
@@ -129,6 +132,65 @@ def test_kernels_against_torch_in_half_precision() -> None:
     assert torch.allclose(mean.double(), r.mean((1, 2, 3)), rtol=1e-3)
     assert torch.allclose(var.double(), r.var((1, 2, 3), correction=0), rtol=1e-3)
     assert abs(float(y.float().mean())) < 1e-2
+
+
+def first_layer_inputs(
+    side: int, inputs: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """Images of 4 clients, the layer's four parameters (scales of both signs), real images."""
+    draw = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", generator=draw)
+
+    x = normal(4, 64, side, side, inputs).to(dtype)
+    weight = (normal(4, 32, inputs, 3, 3) / 3).to(dtype).float()
+    params = [weight, normal(4, 32) / 3, normal(4, 32) + 0.5, normal(4, 32)]
+    counts = torch.tensor([64, 37, 2, 0], device="cuda")
+    return x, [p.requires_grad_() for p in params], counts
+
+
+def plain_first_layer(
+    x: torch.Tensor, params: list[torch.Tensor], pool: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One client's layer by torch's own operations: y, mean, variance."""
+    weight, bias, gamma, beta = params
+    r = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=1).relu()
+    y = F.batch_norm(r, None, None, gamma, beta, training=True, eps=1e-5)
+    y = F.max_pool2d(y, 2) if pool else y
+    return y.permute(0, 2, 3, 1), r.mean((0, 2, 3)), r.var((0, 2, 3), correction=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("side", "inputs", "pool"), [(28, 1, True), (32, 3, False), (32, 3, True)])
+def test_first_layer_against_torch(
+    side: int, inputs: int, pool: bool, precision: Precision
+) -> None:
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    limit = {"fp32": 1e-5, "bf16": 1e-2}[precision]
+    x, params, counts = first_layer_inputs(side, inputs, dtype)
+    with numerics(x.device, "fp32" if precision == "fp32" else "tf32"):
+        y, mean, var = first_layer(x, *params, counts, 1e-5, 1, pool)
+        dy = torch.randn(y.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+        dy = dy.to(dtype)
+        grads = torch.autograd.grad(y, params, dy)
+    for j, count in enumerate(counts.tolist()):
+        if count == 0:  # an idle client
+            assert y[j].isfinite().all()
+            assert not any(g[j].any() for g in grads)
+            continue
+        own = [p[j].detach().double().requires_grad_() for p in params]
+        want = plain_first_layer(x[j, :count].double(), own, pool)
+        wanted = [*want, *torch.autograd.grad(want[0], own, dy[j, :count].double())]
+        got = [y[j, :count], mean[j], var[j], *(g[j] for g in grads)]
+        for a, b in zip(got, wanted, strict=True):
+            assert (a.double() - b).norm() / b.norm() < limit
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_first_layer_is_a_proper_operator(pool: bool) -> None:
+    x, params, counts = first_layer_inputs(8, 1, torch.float32)
+    torch.library.opcheck(padded_layer, (x, *params, counts, 1e-5, pool))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])

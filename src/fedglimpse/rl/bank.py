@@ -26,14 +26,19 @@ class Draw(NamedTuple):
     full: bool  # no slot and no past round is missing
 
 
+class Later(NamedTuple):
+    """What B transitions of each of R agents lead to, n steps later."""
+
+    obs: Observation  # [R, B, ...]
+    k: Tensor  # [R, B] budget of the choice there
+
+
 class Transitions(NamedTuple):
-    """B transitions of n steps of each of R agents."""
+    """B transitions of n steps of each of R agents, but for what they lead to."""
 
     obs: Observation  # [R, B, ...]
     chosen: Tensor  # [R, B, V] True for the chosen clients
     returns: Tensor  # [R, B] discounted rewards of the n steps, or [R, B, C] per class
-    next_obs: Observation  # [R, B, ...]
-    next_k: Tensor  # [R, B] budget of the later choice
     histogram: Tensor  # [R, B, C], NaN where unknown
 
     def part(self, rows: slice) -> Transitions:
@@ -123,9 +128,16 @@ class Bank:
             obs=self._observe(lanes, entries, oldest, width),
             chosen=self.rows["chosen"][lanes, rows][:, :, :width],
             returns=returns.squeeze(-1),
-            next_obs=self._observe(lanes, entries + n, oldest, width),
-            next_k=self.rows["k"][lanes, (entries + n) % store.capacity],
             histogram=self.rows["histogram"][lanes, rows],
+        )
+
+    def later(self, entries: Tensor, oldest: Tensor, width: int) -> Later:
+        """Build what the transitions at `entries` lead to; arguments as in `gather`."""
+        lanes = torch.arange(len(entries), device=entries.device)[:, None]
+        there = entries + self.first.n_step
+        return Later(
+            obs=self._observe(lanes, there, oldest, width),
+            k=self.rows["k"][lanes, there % self.first.capacity],
         )
 
     def _observe(self, lanes: Tensor, entries: Tensor, oldest: Tensor, width: int) -> Observation:
@@ -147,3 +159,18 @@ def _wide(name: str, rows: Tensor, width: int) -> Tensor:
     if name not in _BY_SLOT:
         return rows
     return F.pad(rows, (0,) * 2 * (rows.dim() - 2) + (0, width - rows.shape[1]))
+
+
+def distinct(entries: Tensor) -> tuple[Tensor, Tensor]:
+    """Return every entry number of each agent once, and where each of `entries` is found there.
+
+    Args:
+        entries: with repetitions.  # [R, B]
+
+    Returns:
+        Entry numbers, padded with repetitions `[R, U]`, and places `[R, B]`.
+    """
+    rows = [row.unique(return_inverse=True) for row in entries]
+    longest = max(len(once) for once, _ in rows)
+    padded = [torch.cat([once, once[:1].expand(longest - len(once))]) for once, _ in rows]
+    return torch.stack(padded), torch.stack([places for _, places in rows])

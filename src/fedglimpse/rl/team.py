@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedglimpse.rl.agent import Agent, Glance, Lesson
 from fedglimpse.rl.attention import entropy
-from fedglimpse.rl.bank import Bank, Draw, Transitions
+from fedglimpse.rl.bank import Bank, Draw, Transitions, distinct
 from fedglimpse.rl.dqn import class_scores, set_value, top_members
 from fedglimpse.rl.graphed import Graphed
 from fedglimpse.rl.history import LIMIT
@@ -151,17 +151,19 @@ class Team:
         """Take the steps of one lesson; returns the mean TD loss of every agent `[R]`."""
         batch = bank.gather(task.entries, task.oldest, width)
         if self.config.normalise_history:
-            batch = batch._replace(
-                obs=_standardised(batch.obs, task), next_obs=_standardised(batch.next_obs, task)
-            )
+            batch = batch._replace(obs=_standardised(batch.obs, task))
         times, size = self.config.updates_per_round, self.config.batch_size
         once = self.config.targets_once
-        targets = self._targets(learner, batch, full) if once else None
+        targets = self._targets(learner, bank, task, batch.returns, width, full) if once else None
         losses = []
         for i in range(times):
             part = slice(i * size, (i + 1) * size)
             some, weights = batch.part(part), task.weights[:, part]
-            y = self._targets(learner, some, full) if targets is None else targets[:, part]
+            if targets is None:
+                own = task._replace(entries=task.entries[:, part])
+                y = self._targets(learner, bank, own, some.returns, width, full)
+            else:
+                y = targets[:, part]
             seen = arrange(some.obs, self.config.heads, full)
             q = q_values(self.net, learner.online.tensors, seen)[0]
             value = set_value(q.flatten(0, 1), some.chosen.flatten(0, 1)).view(y.shape)
@@ -178,18 +180,37 @@ class Team:
         return torch.stack(losses).mean(dim=0)
 
     @torch.no_grad()
-    def _targets(self, learner: StackedLearner, batch: Transitions, full: bool) -> Tensor:
-        """Return y `[R, B]` or `[R, B, C]`: the online networks pick, the target networks judge."""
-        seen = arrange(batch.next_obs, self.config.heads, full)
+    def _targets(
+        self,
+        learner: StackedLearner,
+        bank: Bank,
+        task: Task,
+        returns: Tensor,
+        width: int,
+        full: bool,
+    ) -> Tensor:
+        """Return y `[R, B]` or `[R, B, C]`: the online networks pick, the target networks judge.
+
+        What several draws of one transition lead to is judged once, but not within a recording:
+        there the number of different ones must not change.
+        """
+        entries, places = task.entries, None
+        if self._graphed is None:
+            entries, places = distinct(task.entries)
+        later = bank.later(entries, task.oldest, width)
+        obs = _standardised(later.obs, task) if self.config.normalise_history else later.obs
+        seen = arrange(obs, self.config.heads, full)
 
         def values(parameters: Parameters) -> Tensor:
-            return q_values(self.net, parameters, seen)[0].flatten(0, 1)  # [R * B, V]
+            return q_values(self.net, parameters, seen)[0].flatten(0, 1)  # [R * U, V]
 
         scores = class_scores(values(learner.online.tensors), self.config.per_class_score)
-        mask = batch.next_obs.mask.flatten(0, 1)
-        best = top_members(scores, mask, batch.next_k.flatten())
-        future = set_value(values(learner.target.tensors), best).view(batch.returns.shape)
-        return batch.returns + self.config.gamma**self.config.n_step * future
+        best = top_members(scores, obs.mask.flatten(0, 1), later.k.flatten())
+        future = set_value(values(learner.target.tensors), best)
+        future = future.view(*entries.shape, *future.shape[1:])  # [R, U] or [R, U, C]
+        if places is not None:
+            future = torch.stack([row[where] for row, where in zip(future, places, strict=True)])
+        return returns + self.config.gamma**self.config.n_step * future
 
     def _histogram_loss(self, found: Tensor, batch: Transitions, weights: Tensor) -> Tensor:
         """Return the auxiliary loss of the release; rounds without a histogram do not count."""

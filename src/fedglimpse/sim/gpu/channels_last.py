@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedglimpse.sim.gpu import first_layer
 from fedglimpse.sim.gpu.conv import conv3x3, supported
 from fedglimpse.sim.gpu.relu_norm import relu_affine, relu_norm
 from fedglimpse.sim.stacked import chain
@@ -128,7 +129,15 @@ def _conv_block(
     """Run convolution, ReLU, BatchNorm and, where `pool`, max-pooling."""
     assert isinstance(conv, nn.Conv2d)
     assert isinstance(norm, nn.BatchNorm2d)
-    z = _conv(x, own["weight"], cast(int, conv.padding[0]))
+    pad = cast(int, conv.padding[0])
+    places = (x.shape[2] + 2 * pad - 2) * (x.shape[3] + 2 * pad - 2)
+    if training and first_layer.supported(x, conv.out_channels, pad):
+        y, mean, var = first_layer.first_layer(
+            x, own["weight"], own["bias"], tensors["weight"], tensors["bias"], counts,
+            norm.eps, pad, pool,
+        )  # fmt: skip
+        return y, _running(norm, tensors, mean, var, counts, places)
+    z = _conv(x, own["weight"], pad)
     if not training:
         scale = tensors["weight"] * torch.rsqrt(tensors["running_var"] + norm.eps)
         shift = tensors["bias"] - tensors["running_mean"] * scale
@@ -136,7 +145,6 @@ def _conv_block(
     y, mean, var = relu_norm(
         z, own["bias"], tensors["weight"], tensors["bias"], counts, norm.eps, pool
     )
-    places = z.shape[2] * z.shape[3]
     return y, _running(norm, tensors, mean, var, counts, places)
 
 

@@ -220,7 +220,7 @@ def relu_norm_back(
         if not final:
             sums = partial[0].sum(1)
     of_bias = partial[1].sum(1)[:, 0].contiguous()
-    return out, of_bias, sums[:, 1].contiguous(), sums[:, 0].contiguous()
+    return out, of_bias, sums[:, 1].clone(), sums[:, 0].clone()
 
 
 @relu_norm.register_fake
