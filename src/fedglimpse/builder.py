@@ -67,6 +67,12 @@ class Parts:
         registry.find(config.method)  # an unknown method is noticed before data is loaded
         return Parts(config, load(config.data.name).to(device), device, precision)
 
+    @property
+    def max_jobs(self) -> int | None:
+        """Clients in memory at a time; None: as many as fit."""
+        most = self.config.engine.max_jobs
+        return most if isinstance(most, int) else None
+
     def model(self, seed: int) -> nn.Module:
         """Return a new model with the initial weights of `seed`."""
         data, settings = self.dataset, self.config.model
@@ -197,6 +203,7 @@ def population_of(config: Config, dataset: Dataset, seed: int) -> Population:
         proxy_size=data.proxy if data.proxy >= 0 else default_proxy_size(len(dataset.y_train)),
         proxy_source=data.proxy_source,  # type: ignore[arg-type]
         seed=seed,
+        samples=data.samples,
     )
 
 
@@ -238,7 +245,7 @@ def _trainer(parts: Parts, channels_last: bool) -> LocalTrainer:
         if graphed is not None:
             return graphed
     if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model)):
-        return BatchedTrainer(model, examples, recipe, parts.precision)
+        return BatchedTrainer(model, examples, recipe, parts.precision, parts.max_jobs)
     return SerialTrainer(model, examples, recipe, parts.precision, channels_last)
 
 
@@ -256,7 +263,7 @@ def _graphed(
         from fedglimpse.sim.gpu.graphed import GraphedTrainer
 
         if fits(model):
-            return GraphedTrainer(model, examples, recipe, parts.precision)
+            return GraphedTrainer(model, examples, recipe, parts.precision, parts.max_jobs)
         reason = "takes only the layers listed in docs/simulator.md"
     if parts.config.engine.trainer == "graphed":
         raise UserError(f"engine.trainer=graphed {reason}: use engine.trainer=auto.")

@@ -26,6 +26,7 @@ class DataConfig:
     alpha: float = 0.1  # concentration of dirichlet
     equal_size: bool = True  # dirichlet: all clients the same size, as in the paper
     min_size: int = 10  # dirichlet with unequal sizes: the smallest client allowed
+    samples: int = 0  # rows every client draws from a shared pool when seen; 0: rows are dealt out
     proxy: int = -1  # examples of the server's proxy set; -1: 1,000, fewer for small data
     proxy_source: str = "heldout"  # heldout, or leaky_train as in the authors' release
 
@@ -117,6 +118,7 @@ class EngineConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: str = "fp32"  # fp32; tf32 and bf16 on a GPU
     trainer: str = "auto"  # auto, serial, batched; graphed on a GPU
+    max_jobs: int | str = "auto"  # clients in memory at a time; auto: what fits
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,17 @@ class CheckpointConfig:
     """`checkpoint.*`."""
 
     every: int = 10  # rounds between checkpoints; the last round is always kept
+    keep_models: int = 0  # keep the global models of every n-th round in models/; 0: none
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """`log.*`: tools that draw metrics while a run goes on; see `live.py`."""
+
+    tensorboard: bool = False  # event files in the run folder
+    wandb: str = ""  # project of Weights & Biases; empty: off
+    mlflow: str = ""  # experiment of MLflow; empty: off
+    own: str = ""  # "pkg.mod:name", called with a `live.Source`, returns a `live.Sink`
 
 
 @dataclass(frozen=True)
@@ -153,6 +166,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's own; it checks them
 
     def flat(self) -> dict[str, Any]:

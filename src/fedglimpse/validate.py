@@ -31,6 +31,7 @@ AT_LEAST: dict[str, int] = {
     "data.clients": 0,
     "data.classes_per_client": 1,
     "data.min_size": 1,
+    "data.samples": 0,
     "data.proxy": -1,
     "visibility.cluster_size": 1,
     "visibility.overlap": 0,
@@ -41,6 +42,7 @@ AT_LEAST: dict[str, int] = {
     "sketch.size": 1,
     "evaluate.every": 1,
     "checkpoint.every": 1,
+    "checkpoint.keep_models": 0,
 }
 
 Rule = tuple[str, Callable[[float], bool], str]
@@ -71,6 +73,11 @@ def check(config: Config) -> None:
     for name, fine, wanted in NUMBERS:
         if not math.isfinite(flat[name]) or not fine(flat[name]):
             raise UserError(f"{name}={flat[name]} must be a finite number {wanted}.")
+    most = config.engine.max_jobs
+    if most != "auto" and (isinstance(most, str) or most < 1):
+        raise UserError(
+            f"engine.max_jobs={most} is not a number of clients: use auto, or 1 or more."
+        )
     if not config.seeds:
         raise UserError("seeds=[] is empty: give at least one seed, such as seeds=[0].")
     if len(set(config.seeds)) < len(config.seeds):

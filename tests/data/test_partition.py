@@ -188,7 +188,7 @@ def test_stratified_sample_keeps_shares_to_within_one_row(sizes, share, seed):
 
 def test_dirichlet_draws_follow_the_distribution():
     alpha, classes = 0.3, 5
-    mixes = cut._dirichlet(alpha, (20_000, classes), draw(0))
+    mixes = cut.dirichlet_mixes(alpha, (20_000, classes), draw(0))
     mean, total = 1 / classes, alpha * classes
     assert torch.allclose(mixes.mean(0), torch.full((classes,), mean).double(), atol=0.01)
     variance = mean * (1 - mean) / (total + 1)
@@ -196,7 +196,7 @@ def test_dirichlet_draws_follow_the_distribution():
 
 
 def test_tiny_alpha_gives_single_class_mixes_of_every_class():
-    mixes = cut._dirichlet(1e-8, (200, 4), draw(0))
+    mixes = cut.dirichlet_mixes(1e-8, (200, 4), draw(0))
     assert torch.isfinite(mixes).all()
     assert mixes.max(1).values.min() > 0.99
     assert len(mixes.argmax(1).unique()) == 4

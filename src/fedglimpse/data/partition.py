@@ -58,12 +58,12 @@ def dirichlet_equal(
     ones get what is left, and that must not depend on the client's number.
     """
     _check_rows(len(labels), num_clients, 1)
-    pools = _class_pools(labels, generator)
+    pools = class_pools(labels, generator)
     left = torch.tensor([len(pool) for pool in pools])  # [C]
-    mixes = _dirichlet(alpha, (num_clients, len(pools)), generator)  # [N, C]
+    mixes = dirichlet_mixes(alpha, (num_clients, len(pools)), generator)  # [N, C]
     clients: list[Tensor] = [torch.empty(0, dtype=torch.long)] * num_clients
     for client in torch.randperm(num_clients, generator=generator).tolist():
-        counts = _fill(mixes[client], left, len(labels) // num_clients, generator)  # [C]
+        counts = fill(mixes[client], left, len(labels) // num_clients, generator)  # [C]
         chosen = [
             pool[start - count : start]
             for pool, start, count in zip(pools, left.tolist(), counts.tolist(), strict=True)
@@ -85,11 +85,11 @@ def dirichlet_unequal(
     if min_size < 0:
         raise UserError(f"min_size={min_size}; give 0 or more")
     _check_rows(len(labels), num_clients, min_size)
-    pools = _class_pools(labels, generator)
+    pools = class_pools(labels, generator)
     totals = torch.tensor([len(pool) for pool in pools])  # [C]
     best = torch.empty(0, 0)
     for draw in range(_MAX_DRAWS):
-        shares = _dirichlet(alpha, (len(pools), num_clients), generator)
+        shares = dirichlet_mixes(alpha, (len(pools), num_clients), generator)
         ends = (shares.cumsum(1) * totals[:, None]).long().clamp(max=totals[:, None])
         ends[:, -1] = totals
         counts = ends.diff(dim=1, prepend=torch.zeros(len(pools), 1, dtype=torch.long))  # [C, N]
@@ -113,7 +113,7 @@ def label_skew(
     All clients then grow one row at a time, each by its own rarest class that still has rows,
     until one of them cannot: sizes are equal and the classes of a client about even.
     """
-    pools = _class_pools(labels, generator)
+    pools = class_pools(labels, generator)
     totals = [len(pool) for pool in pools]
     quotas = _quotas(totals, num_clients, classes_per_client, generator)
     classes = _deal(quotas, num_clients, classes_per_client, generator)
@@ -142,7 +142,7 @@ def stratified_sample(
     Returns:
         The drawn rows and all other rows, both sorted.
     """
-    pools = _class_pools(labels, generator)
+    pools = class_pools(labels, generator)
     totals = torch.tensor([len(pool) for pool in pools])  # [C]
     counts = totals * size // len(labels)
     remainders = totals * size % len(labels)
@@ -161,11 +161,12 @@ def _check_rows(num_rows: int, num_clients: int, rows_each: int) -> None:
         raise UserError(
             f"{num_clients} clients with at least {rows_each} rows each need "
             f"{num_clients * rows_each} rows, but there are {num_rows}; use at most "
-            f"{num_rows // max(1, rows_each)} clients or a larger dataset"
+            f"{num_rows // max(1, rows_each)} clients, a larger dataset, or data.samples=20, with "
+            "which clients draw their rows"
         )
 
 
-def _class_pools(labels: Tensor, generator: torch.Generator) -> list[Tensor]:
+def class_pools(labels: Tensor, generator: torch.Generator) -> list[Tensor]:
     """Return the shuffled rows of every class that occurs."""
     order = torch.randperm(len(labels), generator=generator)
     sizes = torch.unique(labels, return_counts=True)[1]
@@ -173,7 +174,7 @@ def _class_pools(labels: Tensor, generator: torch.Generator) -> list[Tensor]:
     return list(torch.split_with_sizes(by_label, sizes.tolist()))
 
 
-def _dirichlet(alpha: float, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+def dirichlet_mixes(alpha: float, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Draw rows from Dir(alpha), in logarithms so that a tiny alpha cannot give 0 / 0.
 
     If G ~ Gamma(alpha + 1) and U ~ Uniform(0, 1), then G * U**(1 / alpha) ~ Gamma(alpha).
@@ -187,7 +188,7 @@ def _dirichlet(alpha: float, shape: tuple[int, int], generator: torch.Generator)
     return torch.softmax(gamma.log() + uniform.log() / alpha, dim=1)
 
 
-def _fill(mix: Tensor, left: Tensor, size: int, generator: torch.Generator) -> Tensor:
+def fill(mix: Tensor, left: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Draw `size` rows' classes from `mix` out of what is `left`; returns counts [C].
 
     Each pass ends the work or empties a class, so there are at most C + 1.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,10 +13,21 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.data import partition as cut
 from fedglimpse.data.dataset import Dataset
+from fedglimpse.data.virtual import VirtualRows, virtual_rows
 from fedglimpse.errors import UserError, nearest
 
 PARTITIONS = ("dirichlet", "label_skew", "shards", "iid", "subject")
 PROXY_SOURCES = ("heldout", "leaky_train")
+
+
+class Rows(Protocol):
+    """Row numbers of every client: a tuple of tensors, or `VirtualRows`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, client: int, /) -> Tensor: ...
+
+    def __iter__(self) -> Iterator[Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: tensors have no single ==
@@ -23,7 +35,7 @@ class Population:
     """Who holds which training rows; the rows themselves stay in the dataset, once."""
 
     dataset: Dataset
-    rows: tuple[Tensor, ...]  # one for each client: row numbers of dataset.x_train, int64
+    rows: Rows  # one for each client: row numbers of dataset.x_train, int64
     proxy: Tensor  # row numbers of dataset.x_train that the server evaluates on
 
     @property
@@ -34,6 +46,8 @@ class Population:
     @cached_property
     def sizes(self) -> Tensor:
         """Local examples of every client `[N]`, int64."""
+        if isinstance(self.rows, VirtualRows):
+            return self.rows.sizes
         return torch.tensor([len(rows) for rows in self.rows], dtype=torch.long)
 
     def take(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,12 +65,15 @@ class Population:
 
     def label_histogram(self, ids: Tensor) -> Tensor:
         """Return how many rows of each class some clients hold `[J, C]`, int64."""
-        return self._histograms[ids.cpu()]
+        table, sizes = self.take(ids)  # [J, n]
+        classes = self.dataset.num_classes
+        real = torch.arange(table.shape[1]) < sizes[:, None]
+        cells = torch.arange(len(table))[:, None] * classes + self._labels[table]
+        return cells[real].bincount(minlength=len(table) * classes).view(len(table), classes)
 
     @cached_property
-    def _histograms(self) -> Tensor:
-        labels, classes = self.dataset.y_train.cpu(), self.dataset.num_classes
-        return torch.stack([labels[rows].bincount(minlength=classes) for rows in self.rows])
+    def _labels(self) -> Tensor:
+        return self.dataset.y_train.cpu()
 
 
 def default_proxy_size(num_rows: int) -> int:
@@ -86,6 +103,7 @@ def build_population(
     proxy_size: int,
     proxy_source: Literal["heldout", "leaky_train"],
     seed: int,
+    samples: int = 0,
 ) -> Population:
     """Hold out the proxy rows, then split the other training rows over the clients.
 
@@ -104,18 +122,18 @@ def build_population(
         proxy_size: rows that the server keeps.
         proxy_source: "heldout" or "leaky_train".
         seed: the run's seed; proxy and split draw from their own streams.
+        samples: rows that every client draws for itself (`virtual.py`); 0: rows are dealt out.
     """
     _check_word("proxy_source", proxy_source, PROXY_SOURCES)
     _check_word("partition", partition, PARTITIONS)
     labels = dataset.y_train.cpu()
-    draw = rng.generator(seed, "proxy")
-    if proxy_source == "leaky_train":
-        if proxy_size < 1:
-            raise UserError(f"proxy_size={proxy_size}; give at least 1")
-        proxy = torch.randint(len(labels), (proxy_size,), generator=draw)
-        rest = torch.arange(len(labels))
-    else:
-        proxy, rest = split_proxy(labels, proxy_size, draw)
+    proxy, rest = _proxy_and_rest(labels, proxy_size, proxy_source, rng.generator(seed, "proxy"))
+    if samples:
+        drawn = virtual_rows(
+            labels, rest, partition=partition, num_clients=num_clients, samples=samples,
+            alpha=alpha, classes_per_client=classes_per_client, seed=seed,
+        )  # fmt: skip
+        return Population(dataset, drawn, proxy)
     draw = rng.generator(seed, "partition")
     if partition == "subject":
         parts = _by_subject(dataset, rest, num_clients)
@@ -130,6 +148,17 @@ def build_population(
     else:
         parts = cut.dirichlet_unequal(labels[rest], num_clients, alpha, min_size, draw)
     return Population(dataset, tuple(rest[part] for part in parts), proxy)
+
+
+def _proxy_and_rest(
+    labels: Tensor, size: int, source: str, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return the server's rows and those that the clients may hold."""
+    if source == "heldout":
+        return split_proxy(labels, size, generator)
+    if size < 1:
+        raise UserError(f"proxy_size={size}; give at least 1")
+    return torch.randint(len(labels), (size,), generator=generator), torch.arange(len(labels))
 
 
 def _by_subject(dataset: Dataset, rest: Tensor, num_clients: int) -> list[Tensor]:

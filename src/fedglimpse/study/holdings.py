@@ -18,6 +18,9 @@ from fedglimpse.errors import UserError
 Counts = list[list[int]]  # [N, C]
 
 
+MOST_CLIENTS = 10_000  # a larger population is not listed client by client
+
+
 class Holdings:
     """Class counts of clients; every dataset is read once and every partition made once."""
 
@@ -39,7 +42,7 @@ class Holdings:
 
     def _make(self, config: Mapping[str, Any], seed: int) -> Counts | None:
         dataset = self._dataset(str(config["data.name"]))
-        if dataset is None:
+        if dataset is None or config["data.clients"] > MOST_CLIENTS:
             return None
         population = population_of(build(config), dataset, seed)
         counts: Counts = population.label_histogram(torch.arange(population.num_clients)).tolist()
