@@ -10,8 +10,10 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
 from fedglimpse.needs import CATALOGUE, Need, Sizes
+from fedglimpse.study import load_study
 
 ROOT = Path(__file__).parents[1]
 SIZES = Sizes(state=5, sketch=7, proxy=11, classes=13)
@@ -86,7 +88,58 @@ def gpu_table() -> str:
     return "\n".join(lines)
 
 
+def rounds_table() -> str:
+    """Whole rounds on a GPU from benchmarks/results/bench_round_cuda.json."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "bench_round_cuda.json").read_text())
+    parts = ("train", "reports", "select", "aggregate", "evaluate", "learn", "other")
+    lines = [
+        f"{found['device']}, torch {found['torch']}; milliseconds of a round and lane, mean:",
+        "",
+        f"| data | lanes | precision | ms | TFLOP/s in training | {' | '.join(parts)} | commit |",
+        "|---" * (6 + len(parts)) + "|",
+    ]
+    for r in found["results"]:
+        shares = " | ".join(f"{r['share'][part]:.0%}" for part in parts)
+        lines.append(
+            f"| {r['dataset']} | {r['lanes']} | {r['precision']} | {r['ms_per_lane_round']:.1f} | "
+            f"{r['tflops_in_training']:.0f} | {shares} | {r['commit']} |"
+        )
+    return "\n".join(lines)
+
+
+def population_table() -> str:
+    """Rounds of growing populations from benchmarks/results/population.json."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "population.json").read_text())
+    lines = ["| clients | seconds a round | peak memory, MiB |", "|---|---|---|"]
+    for clients, r in found["results"].items():
+        shown = f"{r['seconds_per_round']:.3f} | {r['peak_mib']:.0f}"
+        lines.append(f"| {int(clients):,} | {shown} |")
+    return "\n".join(lines)
+
+
+def recipe_table() -> str:
+    """The recipe study from results/recipe_study: accuracy on the test set, score on the proxy."""
+    study = load_study(ROOT / "results" / "recipe_study" / "study.json.gz")
+    head = "|".join(f" {setting}: test % | proxy " for setting in study.settings)
+    lines = [f"| recipe |{head}|", "|---" * (1 + 2 * len(study.settings)) + "|"]
+    for variant in study.variants:
+        shown = []
+        for setting in study.settings:
+            cells = study.of(setting, variant)
+            facts = [c.facts for c in cells if c.state == "finished" and c.facts is not None]
+            if len(facts) < len(cells):
+                shown.append("not run yet | ")
+                continue
+            accuracy = mean(f.accuracy or 0.0 for f in facts)
+            shown.append(f"{100 * accuracy:.1f} | {mean(f.reward or 0.0 for f in facts):.3f}")
+        lines.append(f"| {variant} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "rounds": ("docs/simulator.md", rounds_table),
+    "population": ("docs/simulator.md", population_table),
+    "recipe": ("docs/reproduction.md", recipe_table),
     "needs": ("docs/add-a-method.md", needs_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
     "gpu": ("docs/simulator.md", gpu_table),

@@ -68,6 +68,7 @@ def _one_seed(records: Sequence[dict[str, Any]], rounds: int) -> dict[str, Any]:
         "final_accuracy": mean(r["accuracy"] for r in last),
         "final_macro_f1": mean(r["macro_f1"] for r in last),
         "final_std_over_rounds": stdev(r["accuracy"] for r in last) if len(last) > 1 else None,
+        "final_reward": mean(r["reward"] for r in records if r["round"] >= first),
         "best_accuracy": max(r["accuracy"] for r in scored),
         "rejected_updates": sum(len(r["rejected"]) for r in records),
         **{name: sum(r[name] for r in records) for name in COSTS},

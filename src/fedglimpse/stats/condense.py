@@ -60,6 +60,7 @@ class Facts:
     seconds: float
     curve: Curve
     climb: Climb
+    reward: float | None = None  # smoothed score on the proxy set, mean over the last rounds
 
 
 def condense(records: Sequence[Record], rounds: int) -> Facts:
@@ -81,6 +82,7 @@ def condense(records: Sequence[Record], rounds: int) -> Facts:
         accuracy=final.get("final_accuracy"),
         macro_f1=final.get("final_macro_f1"),
         over_rounds=final.get("final_std_over_rounds"),
+        reward=final.get("final_reward"),
         best=max(raw, default=None),
         rejected=sum(len(r["rejected"]) for r in records),
         seconds=sum(r["seconds"] for r in records),
