@@ -2,7 +2,8 @@
 
 The job is the same: 10 clients, all of them train in every round, with the same model, data and
 local training, and the server scores the same examples. FedAvg receives every model; the
-two-phase round receives every sketch, then the models of the chosen five.
+two-phase round receives every sketch, then the models of the chosen five. Rounds of the two take
+turns in one simulation, so that both meet the same machine.
 
     python benchmarks/flower.py --out benchmarks/results/flower.json
 """
@@ -15,6 +16,7 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ os.environ |= {
 
 import flwr
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -39,24 +41,24 @@ from fedglimpse.config import Config
 from fedglimpse.configure import resolve
 from fedglimpse.data.population import Population
 from fedglimpse.data.sources import load
-from fedglimpse.flower import wire
+from fedglimpse.flower import engine, wire
 from fedglimpse.flower.client import client_app, local_training
 from fedglimpse.flower.strategy import GlimpseStrategy, Problem
 from fedglimpse.layout import Layout
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.types import LocalObjective
 
-CLIENTS, K, ROUNDS, WARM_UP, TARGET = 10, 5, 12, 2, 1.3
+CLIENTS, K, ROUNDS, WARM_UP, TARGET = 10, 5, 22, 2, 1.3
 
 
-def config() -> Config:
+def config(epochs: int = 1) -> Config:
     return resolve(
         {
             "method": "glimpse",
             "data.clients": CLIENTS,
             "selection.k": K,
             "visibility.kind": "full",
-            "local.epochs": 20,
+            "local.epochs": epochs,
             "rounds": ROUNDS,
         }
     )
@@ -77,21 +79,16 @@ def my_data(settings: Any) -> tuple[Tensor, Tensor]:
     return split.dataset.x_train[rows], split.dataset.y_train[rows]
 
 
-def fedavg_client() -> ClientApp:
-    """Return a client as Flower's own examples write it, with the same local training."""
-    app = ClientApp()
-    train = local_training(my_data)
+def both_clients(told: Mapping[str, Any]) -> ClientApp:
+    """Return a client of this library that also trains as Flower's own examples do it."""
+    app, train = client_app(make_model, data=my_data), local_training(my_data)
 
     @app.train()
     def fit(message: Message, context: Context) -> Message:
         model = make_model()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        settings = {
-            **context.node_config,
-            **wire.settings_of(config(), LocalObjective()),
-            **{"seed": 0, "round": 0, "client": int(context.node_config["partition-id"])},
-        }
-        metrics = train(model, settings)
+        own = {"seed": 0, "round": 0, "client": int(context.node_config["partition-id"])}
+        metrics = train(model, {**context.node_config, **told, **own})
         content = {
             "arrays": ArrayRecord(model.state_dict()),
             "metrics": MetricRecord({"num-examples": int(metrics["num-examples"])}),
@@ -101,38 +98,39 @@ def fedavg_client() -> ClientApp:
     return app
 
 
-def fedavg_server(seconds: list[float]) -> ServerApp:
-    app, split = ServerApp(), population()
-    evaluator = Evaluator(make_model(), 10)
-    data, proxy = split.dataset, split.proxy
-    sets = [(data.x_train[proxy], data.y_train[proxy]), (data.x_test, data.y_test)]
-    last = [0.0]
+class FedAvgRounds:
+    """Rounds of Flower's own FedAvg, one at a time."""
 
-    def judge(round_num: int, arrays: ArrayRecord) -> MetricRecord:
+    def __init__(self, problem: Problem) -> None:
+        self.arrays = ArrayRecord(make_model().state_dict())
+        self.sets = [problem.proxy, problem.test or problem.proxy]
+        self.evaluator = Evaluator(make_model(), problem.num_classes)
+        self.at: list[float] = []
+
+    def judge(self, round_num: int, arrays: ArrayRecord) -> MetricRecord:
+        """Score the model as the two-phase server does, and look at the clock."""
         model = make_model()
         model.load_state_dict(arrays.to_torch_state_dict())
-        state = Layout.of(model).read(model)
-        for x, _ in sets:
-            evaluator.logits(state, x)
-        if round_num:
-            seconds.append(time.perf_counter() - last[0])
-        last[0] = time.perf_counter()
+        for x, y in self.sets:
+            self.evaluator.score(Layout.of(model).read(model), x, y)
+        self.at.append(time.perf_counter())
         return MetricRecord({"round": round_num})
 
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
+    def play(self, grid: Grid) -> float:
+        """Play one round; returns its seconds, from one score to the next."""
+        self.at = []
         strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
-        start = ArrayRecord(make_model().state_dict())
-        strategy.start(
-            grid=grid, initial_arrays=start, num_rounds=ROUNDS, evaluate_fn=judge,
-            train_config=ConfigRecord(),
-        )  # fmt: skip
+        done = strategy.start(
+            grid=grid, initial_arrays=self.arrays, num_rounds=1, evaluate_fn=self.judge
+        )
+        self.arrays = done.arrays
+        before, after = self.at
+        return after - before
 
-    return app
 
-
-def two_phase_server(seconds: list[float]) -> ServerApp:
-    app, split = ServerApp(), population()
+def measure(epochs: int) -> dict[str, list[float]]:
+    """Return the seconds of every round after the warm-up; the two take turns, round by round."""
+    settings, app, split = config(epochs), ServerApp(), population()
     data, proxy = split.dataset, split.proxy
     problem = Problem(
         make_model,
@@ -140,55 +138,60 @@ def two_phase_server(seconds: list[float]) -> ServerApp:
         num_classes=10,
         test=(data.x_test, data.y_test),
     )
+    seconds: dict[str, list[float]] = {"fedavg": [], "two-phase": []}
+    play_round = engine.play_round
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = GlimpseStrategy(config(), problem)
-        strategy.start(grid=grid)
-        assert strategy.finished is not None
-        assert all(len(r["selected"]) == K for r in strategy.finished.records)
-        seconds.extend(r["seconds"] for r in strategy.finished.records)
+        fedavg = FedAvgRounds(problem)
 
-    return app
+        def both(*words: Any) -> dict[str, Any]:
+            record = play_round(*words)
+            seconds["two-phase"].append(record["seconds"])
+            assert len(record["selected"]) == K
+            seconds["fedavg"].append(fedavg.play(grid))
+            return record
 
+        engine.play_round = both
+        GlimpseStrategy(settings, problem).start(grid=grid)
+        engine.play_round = play_round
 
-def measure(kind: str) -> list[float]:
-    """Return the seconds of every round after the warm-up."""
-    seconds: list[float] = []
-    if kind == "fedavg":
-        server, client = fedavg_server(seconds), fedavg_client()
-    else:
-        server, client = two_phase_server(seconds), client_app(make_model, data=my_data)
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, client, CLIENTS, backend_config=resources)
-    assert len(seconds) == ROUNDS
-    return seconds[WARM_UP:]
+    clients = both_clients(wire.settings_of(settings, LocalObjective()))
+    run_simulation(app, clients, CLIENTS, backend_config=resources)
+    assert all(len(values) == ROUNDS for values in seconds.values())
+    return {kind: values[WARM_UP:] for kind, values in seconds.items()}
+
+
+def summary(found: Mapping[str, list[float]]) -> dict[str, Any]:
+    ratios = [two / one for two, one in zip(found["two-phase"], found["fedavg"], strict=True)]
+    return {
+        "rounds_measured": len(ratios),
+        "median_seconds": {k: round(statistics.median(v), 3) for k, v in found.items()},
+        "quartiles": {k: [round(q, 3) for q in statistics.quantiles(v)] for k, v in found.items()},
+        "fastest_seconds": {k: round(min(v), 3) for k, v in found.items()},
+        "ratio_of_neighbours": {
+            "median": round(statistics.median(ratios), 3),
+            "quartiles": [round(q, 3) for q in statistics.quantiles(ratios)],
+        },
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--epochs", type=int, nargs="+", default=[20, 2])
     words = parser.parse_args()
-    found: dict[str, list[float]] = {"fedavg": [], "two-phase": []}
-    load_before = os.getloadavg()
-    for _ in range(words.repeats):  # taking turns, so that both meet the same machine
-        for kind in found:
-            found[kind] += measure(kind)
-    medians = {kind: statistics.median(values) for kind, values in found.items()}
     report = {
-        "what": "seconds a round in Flower's simulation, 10 clients, all train; 5 of 10 upload "
-        "in two-phase",
+        "what": "seconds a round in Flower's simulation, 10 clients, all train; two-phase: 5 of "
+        "them upload. Rounds of both take turns.",
         "flwr": flwr.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
-        "load_average_before": [round(v, 2) for v in load_before],
-        "rounds_measured": len(found["fedavg"]),
-        "median_seconds": {k: round(v, 3) for k, v in medians.items()},
-        "quartiles": {k: [round(q, 3) for q in statistics.quantiles(v)] for k, v in found.items()},
-        "ratio": round(medians["two-phase"] / medians["fedavg"], 3),
+        "load_average_before": [round(v, 2) for v in os.getloadavg()],
         "target_ratio": TARGET,
+        "local_epochs": {str(epochs): summary(measure(epochs)) for epochs in words.epochs},
     }
     text = json.dumps(report, indent=1)
     print(text)

@@ -1,46 +1,61 @@
-"""An app whose clients fail on demand, and whose server can be held between its phases."""
+"""An app whose clients fail on demand, and whose server tells the test how far it is."""
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
-from flower_processes import copy_app
+import torch
+from flower_processes import Cluster, copy_app
+
+from fedglimpse.flower.federation import Problem, fresh_model
+from fedglimpse.layout import Layout
+from fedglimpse.records import stored_config
+from fedglimpse.sim.evaluate import Evaluator
 
 CLIENT = '''
 import time
 from pathlib import Path
 
-import torch
+import numpy as np
+from flwr.app import Array
 from task import make_model, my_data
 
+from fedglimpse.flower import client
 from fedglimpse.flower.client import client_app, local_training
 
-plain = local_training(my_data)
+plain, upload = local_training(my_data), client._Client.upload
 
 
 def train(model, settings):
-    """Train, with the fault that the node's configuration names."""
-    fault, folder = settings.get("fault", ""), Path(settings["marks"])
-    if fault == "mute":
-        time.sleep(3600)
-    if fault == "slow" and settings["round"] == 1:
-        (folder / f"training-{settings['partition-id']}").touch()
-        time.sleep(3600)
-    metrics = plain(model, settings)
-    if fault == "nan":
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(float("nan"))
-    return metrics
+    """Train; from round 1 on, with the fault that the node's configuration names."""
+    fault, number = settings.get("fault", ""), settings["round"]
+    if number > 0:
+        mark = Path(settings["marks"]) / f"training-{number}-{settings['partition-id']}"
+        mark.touch()
+        if fault in ("mute", "slow"):
+            time.sleep(3600)
+    return plain(model, settings)
 
 
+def poisoned(self, message, context):
+    """Upload; a node with the fault "nan" sends other weights than it has sketched."""
+    reply = upload(self, message, context)
+    if context.node_config.get("fault") == "nan":
+        arrays = reply.array_records["arrays"]
+        arrays["state"] = Array(np.full_like(arrays["state"].numpy(), np.nan))
+    return reply
+
+
+client._Client.upload = poisoned
 app = client_app(make_model, train, my_data)
 '''
 
 SERVER = '''
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from flwr.app import ConfigRecord
@@ -54,20 +69,31 @@ app = ServerApp()
 marks = Path({marks!r})
 
 
+def timed(self, asked, observe=rounds.Round._observe):
+    """Measure the first phase while all is well; later phases get four times as long."""
+    if self.num == 0:
+        began = time.monotonic()
+        found = observe(self, asked)
+        (marks / "phase").write_text(str(time.monotonic() - began))
+        return found
+    limit = max(30.0, 4 * float((marks / "phase").read_text()))
+    self.fed.terms = replace(self.fed.terms, train_timeout=limit, upload_timeout=limit)
+    return observe(self, asked)
+
+
 def held(self, view, choice, ready, collect=rounds.Round._collect):
-    """Tell who is chosen, and in round 2 wait until the test has done its deed."""
-    chosen = view.ids[choice.slots].tolist()
-    if self.num == 2 and not (marks / "go").exists():
-        names = [self.fed.roster.names[c] for c in chosen]
+    """In round 1 tell who is chosen, and wait until the test has done its deed."""
+    if self.num == 1 and (marks / "hold").exists():
+        names = [self.fed.roster.names[c] for c in view.ids[choice.slots].tolist()]
         (marks / "chosen.part").write_text(" ".join(names))
         (marks / "chosen.part").rename(marks / "chosen")
         end = time.monotonic() + 60
-        while not (marks / "go").exists() and time.monotonic() < end:
+        while (marks / "hold").exists() and time.monotonic() < end:
             time.sleep(0.1)
     return collect(self, view, choice, ready)
 
 
-rounds.Round._collect = held
+rounds.Round._observe, rounds.Round._collect = timed, held
 
 
 @app.main()
@@ -85,3 +111,37 @@ def faulty_app(to: Path, marks: Path) -> Path:
     """Write the app; what happens is told by files in `marks`."""
     marks.mkdir()
     return copy_app(to, CLIENT, SERVER.format(marks=str(marks)))
+
+
+class Supervisor(threading.Thread):
+    """Starts a node again until the SuperLink takes it back, as systemd would."""
+
+    def __init__(self, cluster: Cluster, name: str, **config: object) -> None:
+        super().__init__(daemon=True)
+        self.cluster, self.node, self.config = cluster, name, config
+        self.stopped = False
+        self.start()
+
+    def run(self) -> None:
+        while not (self.stopped or self.cluster.closed):
+            process = self.cluster.start_node(self.node, **self.config)
+            while process.poll() is None and not self.stopped:
+                time.sleep(0.2)
+            time.sleep(2)
+
+
+def check_model(out: Path) -> None:
+    """Assert that the final model is finite and better than the one that the run began with."""
+    import task  # of the example app
+
+    config = stored_config(out)
+    problem = Problem(task.make_model, **task.server_data(config))
+    model = fresh_model(config, problem)
+    start = Layout.of(model).read(model)
+    end = torch.load(out / "checkpoint.pt", weights_only=True)["federation"]["state"]
+    assert end.isfinite().all()
+    assert problem.test is not None
+    evaluator = Evaluator(model, problem.num_classes)
+    before, after = (evaluator.score(state, *problem.test) for state in (start, end))
+    assert after.accuracy > before.accuracy + 0.2
+    assert after.loss < before.loss

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,17 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from flower_keys import write_certificates, write_key
 
 BIN = Path(sys.executable).parent
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
+SOURCE = Path(__file__).parents[2] / "src"
 
 
 def quiet_environment(home: Path) -> dict[str, str]:
@@ -38,7 +36,7 @@ def quiet_environment(home: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+        "PYTHONPATH": str(SOURCE),
     }
 
 
@@ -134,8 +132,10 @@ class Cluster:
                 continue
         return found
 
-    def spawn(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a program in the background, its output in a file."""
+    def spawn(
+        self, name: str, words: Sequence[str], source: Path = SOURCE
+    ) -> subprocess.Popen[bytes]:
+        """Start a program in the background, its output in a file; the library is in `source`."""
         if self.closed:
             raise RuntimeError("the cluster is closed")
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -143,7 +143,7 @@ class Cluster:
                 [str(BIN / words[0]), *words[1:]],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                env={**self.environment, "PYTHONPATH": str(source)},
                 cwd=self.folder,
             )
         self.processes.append(process)
@@ -174,12 +174,19 @@ class Cluster:
         """Kill the server as a whole: SuperLink, executor and server app."""
         kill_tree(self.link)
 
-    def register(self, name: str) -> None:
-        """Make a key and register it under this name."""
-        write_key(self.folder / name)
-        self.flwr("supernode", "register", f"{self.folder / name}.pub", "here", "--name", name)
+    def register(self, *names: str) -> None:
+        """Make keys and register them under these names."""
 
-    def start_node(self, name: str, **config: Any) -> subprocess.Popen[bytes]:
+        def one(name: str) -> None:
+            write_key(self.folder / name)
+            self.flwr("supernode", "register", f"{self.folder / name}.pub", "here", "--name", name)
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(one, names))
+
+    def start_node(
+        self, name: str, source: Path = SOURCE, **config: Any
+    ) -> subprocess.Popen[bytes]:
         """Start a SuperNode with the key of this name."""
         words = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in config.items())
         node = self.spawn(
@@ -189,6 +196,7 @@ class Cluster:
                 "--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()),
                 "--auth-supernode-private-key", name, "--node-config", words,
             ],
+            source,
         )  # fmt: skip
         self.nodes[name] = node
         return node
@@ -209,10 +217,17 @@ class Cluster:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def submit(self, app: Path, **config: Any) -> None:
-        """Start a run of the app; keys are written with `__` for the dot."""
+    def submit(self, app: Path, **config: Any) -> str:
+        """Start a run of the app; keys are written with `__` for the dot. Returns its id."""
         words = " ".join(f"{k.replace('__', '.')}={json.dumps(v)}" for k, v in config.items())
-        self.flwr("run", str(app), "here", "-c", words)
+        said = self.flwr("run", str(app), "here", "-c", words)
+        found = re.search(r"started run (\d+)", said)
+        assert found, said
+        return found[1]
+
+    def server_log(self, run_id: str) -> str:
+        """Return what the server app of a run has said so far."""
+        return self.flwr("log", run_id, "here", "--show")
 
 
 def records_of(out: Path) -> list[dict[str, Any]]:
@@ -231,52 +246,9 @@ def copy_app(to: Path, client: str, server: str | None = None) -> Path:
     return to
 
 
-def write_key(path: Path) -> None:
-    """Write an ECDSA key pair as ssh-keygen does: path and path.pub."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        )
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    path.with_name(path.name + ".pub").write_bytes(public + b"\n")
-
-
-def write_certificates(folder: Path) -> None:
-    """Write a certificate authority and a server certificate for 127.0.0.1."""
-    now = datetime.datetime.now(datetime.UTC)
-    authority = ec.generate_private_key(ec.SECP256R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-
-    def certificate(subject: x509.Name, key: Any, ca: bool) -> x509.Certificate:
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-        )
-        if not ca:
-            names = [
-                x509.DNSName("localhost"),
-                x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-            ]
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        return builder.sign(authority, hashes.SHA256())
-
-    server = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    pem = serialization.Encoding.PEM
-    (folder / "ca.crt").write_bytes(certificate(issuer, authority, True).public_bytes(pem))
-    (folder / "server.pem").write_bytes(certificate(subject, server, False).public_bytes(pem))
-    (folder / "server.key").write_bytes(
-        server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
+def other_version(to: Path, version: str) -> Path:
+    """Copy the library and give the copy another version; returns where Python finds it."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(SOURCE / "fedglimpse", to / "fedglimpse", ignore=ignored)
+    (to / "fedglimpse" / "version.py").write_text(f'VERSION = "{version}"\n')
+    return to

@@ -203,6 +203,26 @@ def test_a_silent_node_gets_no_new_work_until_it_has_answered() -> None:
     assert "2" not in served.records[1]["failed"]
 
 
+def test_a_node_that_restarts_owes_nothing_any_more() -> None:
+    grid = small.grid()
+    node = grid.nodes[2]
+
+    def restart(message: Message) -> str | None:
+        """Take the first training to the grave."""
+        if message.metadata.message_type != wire.SKETCH or node.last_activated_at == "1":
+            return None
+        node.forget()
+        node.last_activated_at = "1"
+        return "silent"
+
+    node.fault = restart
+    terms = engine.Terms(train_timeout=10, patience=1000)
+    served = small.serve(grid, small.config(), terms=terms)
+    assert [r["failed"] for r in served.records] == [{"2": "no answer"}, {}, {}]
+    assert all(2 in r["visible"] for r in served.records)
+    assert node.asked[:4] == [wire.HELLO, wire.SKETCH, wire.HELLO, wire.SKETCH]
+
+
 def test_too_few_answers_let_a_round_pass() -> None:
     grid = small.grid()
     for node in grid.nodes[:4]:

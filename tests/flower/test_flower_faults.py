@@ -1,110 +1,122 @@
-"""One federation of real processes, and everything that can go wrong, one after the other."""
+"""Federations of real processes, and what can go wrong with them.
+
+Every test begins with a round in which all goes well: it says how long the timeouts must be on this
+machine.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-from flower_faults import faulty_app
-from flower_processes import Cluster, records_of, slowness, wait_for
+from flower_faults import Supervisor, check_model, faulty_app
+from flower_processes import APP, Cluster, records_of, wait_for
 from flower_schema import check_run_folder
 
-GOOD, NAN, MUTE, SLOW = ("site-0", "site-1", "site-5"), "site-2", "site-3", "site-4"
-ROUNDS = 6
+LONG = 600  # seconds; nothing takes as long unless it hangs
 
 
-class Supervisor(threading.Thread):
-    """Starts a node again until the SuperLink takes it back, as systemd would."""
-
-    def __init__(self, cluster: Cluster, name: str, **config: object) -> None:
-        super().__init__(daemon=True)
-        self.cluster, self.node, self.config = cluster, name, config
-        self.attempts, self.stopped = 0, False
-        self.start()
-
-    def run(self) -> None:
-        while not (self.stopped or self.cluster.closed):
-            self.attempts += 1
-            process = self.cluster.start_node(self.node, **self.config)
-            while process.poll() is None and not self.stopped:
-                time.sleep(0.2)
-            time.sleep(2)
+def settings_of(out: Path, clients: int, **more: Any) -> dict[str, Any]:
+    return {
+        "out": str(out),
+        "fedglimpse__rounds": 4,
+        "fedglimpse__data__clients": clients,
+        "fedglimpse__data__partition": "iid",
+        "fedglimpse__visibility__kind": "full",
+        "terms__hello_timeout": float(LONG),
+        "terms__train_timeout": float(LONG),
+        "terms__upload_timeout": float(LONG),
+        "terms__quorum": 0.2,
+        "terms__patience": 100.0,
+        **more,
+    }
 
 
 @pytest.mark.slow
-def test_a_federation_goes_on_whatever_happens(tmp_path: Path) -> None:
-    out, marks, slow = tmp_path / "run", tmp_path / "marks", slowness()
+def test_one_is_killed_in_training_and_returns_one_never_answers_one_sends_nan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, marks = tmp_path / "run", tmp_path / "marks"
     app = faulty_app(tmp_path / "app", marks)
-    settings = {
-        "out": str(out),
-        "fedglimpse__rounds": ROUNDS,
-        "fedglimpse__data__clients": 6,
-        "fedglimpse__selection__k": 2,
-        "fedglimpse__visibility__kind": "full",
-        "terms__hello_timeout": 60.0 * slow,
-        "terms__train_timeout": 50.0 * slow,
-        "terms__upload_timeout": 25.0 * slow,
-        "terms__quorum": 0.2,
-    }
+    faults = {2: "nan", 3: "mute", 4: "slow"}
     with Cluster(tmp_path / "cluster") as cluster:
         cluster.start_link()
-        for name in (*GOOD, NAN, MUTE, SLOW):
-            cluster.register(name)
-        for name in GOOD:
-            cluster.start_node(name, partition_id=int(name[-1]))
-        cluster.start_node(NAN, partition_id=2, fault="nan")
-        cluster.start_node(MUTE, partition_id=3, fault="mute")
-        cluster.start_node(SLOW, partition_id=4, fault="slow")
-        cluster.submit(app, **settings)
-
-        # killed during training, in round 1; it comes back under the same key
-        wait_for("training of the slow client", (marks / "training-4").exists, 300 * slow)
-        cluster.kill_node(SLOW)
-        back = Supervisor(cluster, SLOW, partition_id=4)
-
-        # killed between the phases of round 2, after it was chosen
-        wait_for("choice of round 2", (marks / "chosen").exists, 180 * slow)
-        victim = (marks / "chosen").read_text().split()[0].removeprefix("name:")
-        assert victim in (*GOOD, SLOW)
-        cluster.kill_node(victim)
-        (marks / "go").touch()
-
-        # the server is killed in the middle of round 3, and started again
-        wait_for("end of round 2", lambda: len(records_of(out)) >= 3, 120 * slow)
-        time.sleep(3)
-        os.kill(int((marks / "server").read_text()), signal.SIGKILL)
-        before = records_of(out)
-        cluster.submit(app, **settings)
-        wait_for("end of the run", (out / "summary.json").exists, 300 * slow)
+        cluster.register(*(f"site-{i}" for i in range(5)))
+        for i in range(5):
+            cluster.start_node(f"site-{i}", partition_id=i, fault=faults.get(i, ""))
+        # k is such that the poisoned one is chosen; a round waits for the killed one's return
+        counts = {"fedglimpse__selection__k": 4, "fedglimpse__visibility__min_visible": 4}
+        cluster.submit(app, **settings_of(out, 5, **counts))
+        wait_for("training of the slow one", (marks / "training-1-4").exists, LONG)
+        cluster.kill_node("site-4")
+        back = Supervisor(cluster, "site-4", partition_id=4)
+        wait_for("end of the run", (out / "summary.json").exists, LONG)
         back.stopped = True
 
     records = check_run_folder(out)  # every round once
-    assert records[: len(before)] == before
-    names = json.loads((out / "clients.json").read_text())
-    assert names == [f"name:site-{i}" for i in range(6)]
-    lost = int(victim[-1])
-    used = [c for r in records for c in r["selected"]]
-    assert 3 in records[0]["visible"]  # the mute one was asked once ...
-    assert records[0]["failed"]["3"] == "no answer"
-    assert all(3 not in r["visible"] for r in records[1:3])  # ... and not while it owes a reply
-    assert all(r["rejected"] == [2] for r in records if 2 in r["visible"])  # NaN, every time
-    assert sum(2 in r["visible"] for r in records) >= 3
-    assert {2, 3}.isdisjoint(used)
+    assert json.loads((out / "clients.json").read_text()) == [f"name:site-{i}" for i in range(5)]
+    assert [r["visible"] for r in records[:2]] == [[0, 1, 2, 3, 4]] * 2
+    assert records[1]["failed"]["3"] == "no answer"
     assert records[1]["failed"]["4"] in ("no answer", "node lost")
-    assert str(lost) in records[2]["failed"]
-    assert lost not in records[2]["selected"]
-    assert len(records[2]["selected"]) >= 1
-    assert any(4 in r["visible"] and "4" not in r["failed"] for r in records[2:])  # it is back
-    state = torch.load(out / "checkpoint.pt", weights_only=True)["federation"]["state"]
-    assert state.isfinite().all()
-    assert records[-1]["accuracy"] > records[0]["accuracy"] > 0.1
-    print("seconds a round", [round(r["seconds"], 1) for r in records], "attempts", back.attempts)
+    for r in records[2:]:  # the killed one is itself again; the mute one still owes a reply
+        assert r["visible"] == [0, 1, 2, 4]
+        assert set(r["selected"]) == {0, 1, 4}
+    for r in records[1:]:
+        assert (r["rejected"], r["failed"]["2"]) == ([2], "not finite")
+    assert all({0, 1} <= set(r["selected"]) and 2 not in r["selected"] for r in records[1:])
+    monkeypatch.syspath_prepend(str(APP))
+    check_model(out)
+    print("seconds a round", [round(r["seconds"], 1) for r in records])
+
+
+@pytest.mark.slow
+def test_one_is_killed_between_the_phases_and_then_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, marks = tmp_path / "run", tmp_path / "marks"
+    app = faulty_app(tmp_path / "app", marks)
+    (marks / "hold").touch()
+    counts = {"fedglimpse__selection__k": 1, "fedglimpse__visibility__min_visible": 3}
+    settings = settings_of(out, 3, **counts)
+    with Cluster(tmp_path / "cluster") as cluster:
+        cluster.start_link()
+        cluster.register(*(f"site-{i}" for i in range(3)))
+        for i in range(3):
+            cluster.start_node(f"site-{i}", partition_id=i)
+        cluster.submit(app, **settings)
+        wait_for("choice of round 1", (marks / "chosen").exists, LONG)
+        victim = (marks / "chosen").read_text().removeprefix("name:")
+        lost = int(victim[-1])
+        cluster.kill_node(victim)
+        (marks / "hold").unlink()
+        back = Supervisor(cluster, victim, partition_id=lost)
+
+        # the server is killed while clients train for round 2, and started again
+        wait_for("training in round 2", lambda: list(marks.glob("training-2-*")), LONG)
+        os.kill(int((marks / "server").read_text()), signal.SIGKILL)
+        before = records_of(out)
+        cluster.submit(app, **settings)
+        wait_for("end of the run", (out / "summary.json").exists, LONG)
+        back.stopped = True
+
+    records = check_run_folder(out)  # every round once
+    assert len(before) == 2
+    assert records[:2] == before
+    assert json.loads((out / "clients.json").read_text()) == [f"name:site-{i}" for i in range(3)]
+    assert records[1]["failed"][str(lost)] in ("no answer", "node lost")
+    assert len(records[1]["selected"]) == 1  # another has taken its place
+    assert lost not in records[1]["selected"]
+    for r in records[2:]:  # it has returned as itself, to a new server
+        assert r["visible"] == [0, 1, 2]
+        assert r["failed"] == {}
+        assert len(r["selected"]) == 1
+    monkeypatch.syspath_prepend(str(APP))
+    check_model(out)
+    print("seconds a round", [round(r["seconds"], 1) for r in records])

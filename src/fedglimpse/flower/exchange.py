@@ -2,13 +2,14 @@
 
 Replies are matched by the id of the message they answer: an error made up by the SuperLink does not
 name the node it is about. A node that has not answered in time still owes its reply, and gets no
-new work until it has answered, failed, or its message has expired: Flower does not cancel work.
+new work until it has answered, failed, come online anew, or its message has expired: Flower does
+not cancel work.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
@@ -60,6 +61,10 @@ class Exchange:
         """Return the nodes that still owe a reply."""
         self._collect()
         return {node for node, _ in self.owed.values()}
+
+    def forgive(self, nodes: Collection[int]) -> None:
+        """Expect nothing more from nodes that have lost their work in a restart."""
+        self.owed = {i: debt for i, debt in self.owed.items() if debt[0] not in nodes}
 
     def ask(
         self, kind: str, requests: Mapping[int, RecordDict], timeout: float, group: str

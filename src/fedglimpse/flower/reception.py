@@ -39,18 +39,18 @@ class Reception:
         self.exchange, self.roster, self.told = exchange, roster, told
         self.hello_timeout, self.wanted = hello_timeout, wanted
         self.refusals: dict[int, str] = {}  # node -> the sentence about it
-        self._met: dict[int, str] = {}  # node -> when it came online, as the SuperLink says
+        self._since: dict[int, str] = {}  # node -> when it came online, as the SuperLink says
+        self._met: dict[int, str] = {}  # the same, when it said hello
         self._serves: dict[int, frozenset[str]] = {}
 
     def online(self, group: str) -> list[int]:
         """Return the dense ids that can be given work now; newcomers are greeted first."""
         nodes = {int(n.node_id): n for n in self.exchange.grid.get_nodes()}
+        since = {node: _since(info) for node, info in nodes.items()}
+        self.exchange.forgive({n for n in since if self._since.get(n, since[n]) != since[n]})
+        self._since |= since
         busy = self.exchange.busy()
-        new = [
-            node
-            for node, info in nodes.items()
-            if node not in busy and self._met.get(node) != _since(info)
-        ]
+        new = [n for n in nodes if n not in busy and self._met.get(n) != since[n]]
         if new:
             requests = dict.fromkeys(new, self.told)
             answers = self.exchange.ask(wire.HELLO, requests, self.hello_timeout, group)
@@ -59,7 +59,7 @@ class Reception:
                 if answer.content is None:
                     log.warning("Node %s did not say hello: %s.", node, answer.reason)
                     continue
-                self._met[node] = _since(nodes[node])
+                self._met[node] = since[node]
                 arrivals.append(self._arrival(node, str(nodes[node].name), answer.content))
             self._admit([a for a in arrivals if a is not None])
             busy = self.exchange.busy()
