@@ -21,7 +21,8 @@ test: $(READY)  ## Run the default tests
 	$(BIN)/pytest -n auto
 
 slow: $(READY)  ## Run the long tests
-	$(BIN)/pytest -n auto -m slow
+	$(BIN)/pytest -n auto -m "slow and not processes"
+	$(BIN)/pytest -m "slow and processes"
 
 gpu: $(READY)  ## Run the tests that need a GPU
 	$(BIN)/pytest -m gpu
@@ -43,6 +44,8 @@ bench: $(READY)  ## Measure this machine: trainers, sketches, agent
 	$(BIN)/python benchmarks/trainers.py
 	$(BIN)/python benchmarks/agent.py
 	$(BIN)/python benchmarks/sketch.py
+	$(BIN)/python benchmarks/population.py
+	$(BIN)/fedglimpse bench round --dataset har --lanes 4
 
 clean:  ## Remove everything that was made
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

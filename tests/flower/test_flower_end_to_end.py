@@ -37,6 +37,7 @@ def check_other_version_is_left_out(cluster: Cluster, server: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_five_rounds_of_glimpse_with_tls_and_keys(tmp_path: Path) -> None:
     out, slow = tmp_path / "run", slowness()
     with Cluster(tmp_path / "cluster") as cluster:

@@ -40,6 +40,7 @@ def settings_of(out: Path, clients: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_one_is_killed_in_training_and_returns_one_never_answers_one_sends_nan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_one_is_killed_in_training_and_returns_one_never_answers_one_sends_nan(
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_one_is_killed_between_the_phases_and_then_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ WORDS = [
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_flowers_simulation_and_ours_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = quiet_environment(tmp_path / "home")
     environment["PYTHONPATH"] += f"{os.pathsep}{APP}"

@@ -91,6 +91,7 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_two_nodes_give_the_results_of_one_machine(cluster: Any, tmp_path: Path) -> None:
     study = read_study(write(tmp_path))
     run_sweep(study, tmp_path / "here", QUIET)
@@ -102,6 +103,7 @@ def test_two_nodes_give_the_results_of_one_machine(cluster: Any, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_packs_may_share_a_gpu_and_only_the_guilty_cell_fails(cluster: Any, tmp_path: Path) -> None:
     text = SMALL.replace('"glimpse"]', '"oracle-balance"]').replace("rounds = 8", "rounds = 2")
     study = read_study(write(tmp_path, text))
@@ -114,6 +116,7 @@ def test_packs_may_share_a_gpu_and_only_the_guilty_cell_fails(cluster: Any, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_a_killed_worker_is_retried(cluster: Any, tmp_path: Path) -> None:
     psutil = pytest.importorskip("psutil", reason="psutil finds the worker to kill")
     killed: list[int] = []
@@ -142,6 +145,7 @@ def test_a_killed_worker_is_retried(cluster: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_a_budget_calls_everyone_home(cluster: Any, tmp_path: Path) -> None:
     study = read_study(write(tmp_path, SMALL.replace("rounds = 8", "rounds = 20000")))
     engine = Cluster(cluster.address, gpus=0.0)
@@ -152,6 +156,7 @@ def test_a_budget_calls_everyone_home(cluster: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_what_no_node_has_is_refused(cluster: Any, tmp_path: Path) -> None:
     study = read_study(write(tmp_path))
     with pytest.raises(UserError, match="64 CPUs"):
@@ -159,6 +164,7 @@ def test_what_no_node_has_is_refused(cluster: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_no_cluster_there(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the package ray is not installed")
     with pytest.raises(UserError, match="ray start --head"):
