@@ -16,8 +16,8 @@ from sweeps import SMALL, environment, results, write
 from fedglimpse.errors import UserError
 from fedglimpse.sweep.cluster import Cluster, join
 from fedglimpse.sweep.parcel import Parcel, pack_up, play_parcel, unpack
+from fedglimpse.sweep.plan import configs_of, read_plan
 from fedglimpse.sweep.runner import How, run_sweep
-from fedglimpse.sweep.study import configs_of, read_study
 
 QUIET = How(quiet=True, lanes=2)
 
@@ -36,8 +36,8 @@ def test_without_ray_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_parcel_is_played_in_slices_and_comes_home(tmp_path: Path) -> None:
-    study = read_study(write(tmp_path))
-    cells = study.cells[:2]
+    plan = read_plan(write(tmp_path))
+    cells = plan.cells[:2]
     configs = [configs_of(cells, {})[c.id] for c in cells]
     rounds = 0
 
@@ -57,8 +57,8 @@ def test_a_parcel_is_played_in_slices_and_comes_home(tmp_path: Path) -> None:
 
 
 def test_a_worker_of_another_version_says_so(tmp_path: Path) -> None:
-    study = read_study(write(tmp_path))
-    config = study.cells[0].config({})
+    plan = read_plan(write(tmp_path))
+    config = plan.cells[0].config({})
     played = play_parcel(Parcel([config], [{}], 600.0, version="0.0.1"), lambda: False)
     assert "0.0.1" in played.reason
 
@@ -93,11 +93,11 @@ def cluster() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_two_nodes_give_the_results_of_one_machine(cluster: Any, tmp_path: Path) -> None:
-    study = read_study(write(tmp_path))
-    run_sweep(study, tmp_path / "here", QUIET)
+    plan = read_plan(write(tmp_path))
+    run_sweep(plan, tmp_path / "here", QUIET)
     engine = Cluster(cluster.address, gpus=0.0)
     engine.slice = 3.0  # packs come home unfinished and go out again
-    ended = run_sweep(study, tmp_path / "there", QUIET, engine.play)
+    ended = run_sweep(plan, tmp_path / "there", QUIET, engine.play)
     assert (ended.done, ended.left, ended.failed) == (8, 0, {})
     assert results(tmp_path / "there") == results(tmp_path / "here")
 
@@ -106,10 +106,10 @@ def test_two_nodes_give_the_results_of_one_machine(cluster: Any, tmp_path: Path)
 @pytest.mark.processes
 def test_packs_may_share_a_gpu_and_only_the_guilty_cell_fails(cluster: Any, tmp_path: Path) -> None:
     text = SMALL.replace('"glimpse"]', '"oracle-balance"]').replace("rounds = 8", "rounds = 2")
-    study = read_study(write(tmp_path, text))
+    plan = read_plan(write(tmp_path, text))
     engine = Cluster(cluster.address, gpus=0.5, cpus=0.5)
     how = How(only=["seed=0", "setting=*mobile"], lanes=2, quiet=True)
-    ended = run_sweep(study, tmp_path / "o", how, engine.play)
+    ended = run_sweep(plan, tmp_path / "o", how, engine.play)
     assert (ended.done, ended.left) == (1, 0)
     assert list(ended.failed) == ["digits-mobile--oracle-balance--s0"]
     assert "allow_oracle" in ended.failed["digits-mobile--oracle-balance--s0"]
@@ -132,12 +132,12 @@ def test_a_killed_worker_is_retried(cluster: Any, tmp_path: Path) -> None:
                         return
             time.sleep(0.05)
 
-    study = read_study(write(tmp_path))
+    plan = read_plan(write(tmp_path))
     how = How(only=["seed=0", "variant=fedavg"], lanes=2, quiet=True)
-    run_sweep(study, tmp_path / "here", how)
+    run_sweep(plan, tmp_path / "here", how)
     killer = threading.Thread(target=kill_one)
     killer.start()
-    ended = run_sweep(study, tmp_path / "there", how, Cluster(cluster.address, gpus=0.0).play)
+    ended = run_sweep(plan, tmp_path / "there", how, Cluster(cluster.address, gpus=0.0).play)
     killer.join()
     assert killed
     assert (ended.done, ended.failed) == (2, {})
@@ -147,9 +147,9 @@ def test_a_killed_worker_is_retried(cluster: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_budget_calls_everyone_home(cluster: Any, tmp_path: Path) -> None:
-    study = read_study(write(tmp_path, SMALL.replace("rounds = 8", "rounds = 20000")))
+    plan = read_plan(write(tmp_path, SMALL.replace("rounds = 8", "rounds = 20000")))
     engine = Cluster(cluster.address, gpus=0.0)
-    ended = run_sweep(study, tmp_path / "o", How(budget=20, lanes=4, quiet=True), engine.play)
+    ended = run_sweep(plan, tmp_path / "o", How(budget=20, lanes=4, quiet=True), engine.play)
     assert (ended.done, ended.left) == (0, 8)
     begun = list((tmp_path / "o").glob("cells/*/checkpoint.pt"))
     assert len(begun) in (4, 8)
@@ -158,9 +158,9 @@ def test_a_budget_calls_everyone_home(cluster: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_what_no_node_has_is_refused(cluster: Any, tmp_path: Path) -> None:
-    study = read_study(write(tmp_path))
+    plan = read_plan(write(tmp_path))
     with pytest.raises(UserError, match="64 CPUs"):
-        run_sweep(study, tmp_path / "o", QUIET, Cluster(cluster.address, cpus=64.0).play)
+        run_sweep(plan, tmp_path / "o", QUIET, Cluster(cluster.address, cpus=64.0).play)
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sweeps import ROOT
 
+from fedglimpse.sweep.plan import Cell, Plan, configs_of, read_plan
 from fedglimpse.sweep.runner import How, run_sweep
-from fedglimpse.sweep.study import Cell, Study, configs_of, read_study
 
 FILES = sorted(p for p in (ROOT / "experiments").glob("*.toml") if not p.stem.startswith("paper_"))
 
@@ -37,11 +37,11 @@ def diagonal(cells: Sequence[Cell]) -> list[Cell]:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_smoke_covers_every_setting_and_variant(file: Path, tmp_path: Path) -> None:
-    study = read_study(file, smoke=True)
-    cells = covering(study.cells)
-    assert {c.setting for c in cells} == {c.setting for c in study.cells}
-    assert {c.variant for c in cells} == {c.variant for c in study.cells}
-    ended = run_sweep(replace(study, cells=cells), tmp_path / "o", How(quiet=True, lanes=16))
+    plan = read_plan(file, smoke=True)
+    cells = covering(plan.cells)
+    assert {c.setting for c in cells} == {c.setting for c in plan.cells}
+    assert {c.variant for c in cells} == {c.variant for c in plan.cells}
+    ended = run_sweep(replace(plan, cells=cells), tmp_path / "o", How(quiet=True, lanes=16))
     assert ended.failed == {}
     assert ended.done == len(cells)
 
@@ -49,32 +49,32 @@ def test_smoke_covers_every_setting_and_variant(file: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_smoke_of_the_whole_grid(file: Path, tmp_path: Path) -> None:
-    study = read_study(file, smoke=True)
-    ended = run_sweep(study, tmp_path / "o", How(quiet=True))
-    assert (ended.done, ended.failed) == (len(study.cells), {})
+    plan = read_plan(file, smoke=True)
+    ended = run_sweep(plan, tmp_path / "o", How(quiet=True))
+    assert (ended.done, ended.failed) == (len(plan.cells), {})
 
 
 @cache
-def full(stem: str) -> Study:
-    return read_study(ROOT / "experiments" / f"{stem}.toml")
+def full(stem: str) -> Plan:
+    return read_plan(ROOT / "experiments" / f"{stem}.toml")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_files_say_what_they_test_and_carry_a_control(file: Path) -> None:
-    study = full(file.stem)
-    assert study.claim
-    assert study.control is not None
-    methods = {c.overrides["method"] for c in study.cells}
+    plan = full(file.stem)
+    assert plan.claim
+    assert plan.control is not None
+    methods = {c.overrides["method"] for c in plan.cells}
     assert methods & {"fedavg", "fedavg-window"}, "a gain is a gain over a control"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_every_method_of_a_setting_has_the_same_rounds_and_seeds(file: Path) -> None:
-    study = full(file.stem)
+    plan = full(file.stem)
     seeds: dict[str, dict[str, list[int]]] = {}
     rounds: dict[str, set[int]] = {}
-    configs = configs_of(study.cells, {})
-    for cell in study.cells:
+    configs = configs_of(plan.cells, {})
+    for cell in plan.cells:
         seeds.setdefault(cell.setting, {}).setdefault(cell.variant, []).append(cell.seed)
         rounds.setdefault(cell.setting, set()).add(configs[cell.id].rounds)
     for setting, own in seeds.items():
@@ -83,9 +83,9 @@ def test_every_method_of_a_setting_has_the_same_rounds_and_seeds(file: Path) -> 
 
 
 def test_the_table_is_the_papers_grid() -> None:
-    study = full("table1")
-    assert len(study.cells) == 10 * 10 * 5
-    configs = configs_of(study.cells, {}).values()
+    plan = full("table1")
+    assert len(plan.cells) == 10 * 10 * 5
+    configs = configs_of(plan.cells, {}).values()
     rounds = {c.data.name: c.rounds for c in configs}
     assert rounds == {"cifar10": 1500, "fashion": 600, "hapt": 600}
     assert {c.selection.k for c in configs} == {5}

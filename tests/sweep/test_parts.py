@@ -17,9 +17,9 @@ from fedglimpse.errors import UserError
 from fedglimpse.sweep.folder import SweepFolder
 from fedglimpse.sweep.lock import NAME, locked
 from fedglimpse.sweep.packs import begun_first, make_packs, wanted
+from fedglimpse.sweep.plan import Plan, read_plan
 from fedglimpse.sweep.progress import SweepProgress, Tally, Work, spell
 from fedglimpse.sweep.stop import Stop
-from fedglimpse.sweep.study import Study, read_study
 
 
 def hold(folder: Path, ready: Any) -> None:
@@ -61,20 +61,20 @@ def test_a_killed_owner_and_a_copied_folder_do_not(owner: Any, tmp_path: Path) -
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Study:
-    return read_study(write(tmp_path))
+def plan(tmp_path: Path) -> Plan:
+    return read_plan(write(tmp_path))
 
 
-def opened(path: Path, study: Study) -> SweepFolder:
+def opened(path: Path, plan: Plan) -> SweepFolder:
     folder = SweepFolder(path)
-    folder.check(study)
+    folder.check(plan)
     path.mkdir(exist_ok=True)
-    folder.open(study)
+    folder.open(plan)
     return folder
 
 
-def test_the_plan_is_what_the_report_reads(study: Study, tmp_path: Path) -> None:
-    opened(tmp_path / "o", study)
+def test_the_plan_is_what_the_report_reads(plan: Plan, tmp_path: Path) -> None:
+    opened(tmp_path / "o", plan)
     plan = json.loads((tmp_path / "o" / "sweep.json").read_text())
     assert set(plan) == {
         "format", "version", "title", "claim", "control", "targets", "paper", "cells",
@@ -107,14 +107,14 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_folders_are_refused_and_left_alone(name: str, study: Study, tmp_path: Path) -> None:
+def test_other_folders_are_refused_and_left_alone(name: str, plan: Plan, tmp_path: Path) -> None:
     spoil, part = OTHERS[name]
     path = tmp_path / "o"
-    opened(path, study)
+    opened(path, plan)
     spoil(path)
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match=part):
-        SweepFolder(path).check(study)
+        SweepFolder(path).check(plan)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 
 
@@ -127,24 +127,22 @@ def test_other_folders_are_refused_and_left_alone(name: str, study: Study, tmp_p
     ],
 )
 def test_a_changed_file_is_refused(
-    old: str, new: str, part: str, study: Study, tmp_path: Path
+    old: str, new: str, part: str, plan: Plan, tmp_path: Path
 ) -> None:
-    opened(tmp_path / "o", study)
+    opened(tmp_path / "o", plan)
     with pytest.raises(UserError, match="holds another sweep") as caught:
-        SweepFolder(tmp_path / "o").check(read_study(write(tmp_path, SMALL.replace(old, new))))
+        SweepFolder(tmp_path / "o").check(read_plan(write(tmp_path, SMALL.replace(old, new))))
     assert part in str(caught.value)
 
 
-def test_words_about_the_sweep_may_change(study: Study, tmp_path: Path) -> None:
-    opened(tmp_path / "o", study)
-    opened(tmp_path / "o", read_study(write(tmp_path, SMALL.replace("it runs", "it flies"))))
+def test_words_about_the_sweep_may_change(plan: Plan, tmp_path: Path) -> None:
+    opened(tmp_path / "o", plan)
+    opened(tmp_path / "o", read_plan(write(tmp_path, SMALL.replace("it runs", "it flies"))))
     assert "it flies" in (tmp_path / "o" / "sweep.json").read_text()
 
 
-def test_a_finished_cell_is_packed_once_and_may_be_cut_anywhere(
-    study: Study, tmp_path: Path
-) -> None:
-    folder, cell = opened(tmp_path / "o", study), study.cells[0]
+def test_a_finished_cell_is_packed_once_and_may_be_cut_anywhere(plan: Plan, tmp_path: Path) -> None:
+    folder, cell = opened(tmp_path / "o", plan), plan.cells[0]
     path = folder.of(cell)
     path.mkdir()
     (path / "rounds.jsonl").write_text('{"round":0}\n')
@@ -153,26 +151,26 @@ def test_a_finished_cell_is_packed_once_and_may_be_cut_anywhere(
     assert folder.state(cell) == "begun"
     (path / "summary.json").write_text("{}")
     (path / "rounds.jsonl.gz").write_text("cut short")
-    folder.open(study)
+    folder.open(plan)
     folder.tidy(cell)
     assert sorted(p.name for p in path.iterdir()) == ["rounds.jsonl.gz", "summary.json"]
     assert folder.state(cell) == "done"
 
 
-def test_failures_are_kept_until_forgiven(study: Study, tmp_path: Path) -> None:
-    folder, cell = opened(tmp_path / "o", study), study.cells[0]
+def test_failures_are_kept_until_forgiven(plan: Plan, tmp_path: Path) -> None:
+    folder, cell = opened(tmp_path / "o", plan), plan.cells[0]
     folder.fail(cell, "no luck")
     assert (folder.state(cell), folder.reason(cell)) == ("failed", "no luck")
-    assert cell not in folder.left(study.cells)
+    assert cell not in folder.left(plan.cells)
     folder.forgive(cell)
     assert folder.state(cell) == "new"
 
 
 def test_packs_hold_cells_that_can_share_a_world_first_seeds_first(tmp_path: Path) -> None:
     other = SMALL.replace('visibility.kind = "random"', "local.lr = 0.3")
-    study = read_study(write(tmp_path, other.replace("[0, 1]", "[0, 1, 2]")))
-    configs = {c.id: c.config({}) for c in study.cells}
-    packs = make_packs(study.cells, configs, 4)
+    plan = read_plan(write(tmp_path, other.replace("[0, 1]", "[0, 1, 2]")))
+    configs = {c.id: c.config({}) for c in plan.cells}
+    packs = make_packs(plan.cells, configs, 4)
     assert [len(p) for p in packs] == [3, 3, 3, 3]
     assert [(c.variant, c.seed) for c in packs[0]] == [("fedavg", 0), ("glimpse", 0), ("fedavg", 1)]
     for pack in packs:
@@ -180,9 +178,9 @@ def test_packs_hold_cells_that_can_share_a_world_first_seeds_first(tmp_path: Pat
     assert sorted(c.id for p in packs for c in p) == sorted(configs)
 
 
-def test_packs_that_were_begun_come_first_and_stay_whole(study: Study) -> None:
-    configs = {c.id: c.config({}) for c in study.cells}
-    packs = make_packs(study.cells, configs, 2)
+def test_packs_that_were_begun_come_first_and_stay_whole(plan: Plan) -> None:
+    configs = {c.id: c.config({}) for c in plan.cells}
+    packs = make_packs(plan.cells, configs, 2)
     begun = packs[2][1]
     assert begun_first(packs, lambda c: c == begun) == [packs[2], packs[0], packs[1], packs[3]]
 
@@ -199,9 +197,9 @@ def test_packs_that_were_begun_come_first_and_stay_whole(study: Study) -> None:
         (["seed=9"], 0),
     ],
 )
-def test_only_picks_cells(words: list[str], count: int, study: Study) -> None:
+def test_only_picks_cells(words: list[str], count: int, plan: Plan) -> None:
     fits = wanted(words)
-    assert sum(fits(c, c.config({})) for c in study.cells) == count
+    assert sum(fits(c, c.config({})) for c in plan.cells) == count
 
 
 @pytest.mark.parametrize("word", ["seed", "sed=1", "=1"])

@@ -19,23 +19,23 @@ from fedglimpse.commands.sweep import sweep
 from fedglimpse.config import Config
 from fedglimpse.errors import UserError
 from fedglimpse.sweep import local, runner
+from fedglimpse.sweep.plan import Plan, read_plan
 from fedglimpse.sweep.runner import How, run_sweep
-from fedglimpse.sweep.study import Study, read_study
 from fedglimpse.types import Choice, Method, View
 
 QUIET = How(quiet=True)
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return read_study(write(tmp_path_factory.mktemp("study")))
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    return read_plan(write(tmp_path_factory.mktemp("plan")))
 
 
 @pytest.fixture(scope="module")
-def whole(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed sweep."""
     out = tmp_path_factory.mktemp("whole") / "o"
-    ended = run_sweep(study, out, QUIET)
+    ended = run_sweep(plan, out, QUIET)
     assert (ended.done, ended.left, ended.failed, ended.interrupted) == (8, 0, {}, False)
     return out
 
@@ -53,9 +53,9 @@ def packs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-def test_cells_are_run_folders_of_one_seed(whole: Path, study: Study) -> None:
+def test_cells_are_run_folders_of_one_seed(whole: Path, plan: Plan) -> None:
     found = results(whole)
-    assert sorted(found) == sorted(c.id for c in study.cells)
+    assert sorted(found) == sorted(c.id for c in plan.cells)
     for summary, rounds, _ in found.values():
         assert len(rounds) == 8
         assert len(summary["seeds"]) == 1
@@ -64,8 +64,8 @@ def test_cells_are_run_folders_of_one_seed(whole: Path, study: Study) -> None:
     assert names == {"config.toml", "environment.json", "rounds.jsonl.gz", "summary.json"}
 
 
-def test_a_cell_equals_the_run_of_its_overrides(whole: Path, study: Study) -> None:
-    cell = study.cells[3]
+def test_a_cell_equals_the_run_of_its_overrides(whole: Path, plan: Plan) -> None:
+    cell = plan.cells[3]
     alone = experiment.run(dict(cell.overrides))
     packed = results(whole)[cell.id][1]
     assert [r["selected"] for r in packed] == [r["selected"] for r in alone.records]
@@ -74,26 +74,26 @@ def test_a_cell_equals_the_run_of_its_overrides(whole: Path, study: Study) -> No
     )
 
 
-def test_nothing_is_computed_twice(whole: Path, study: Study, packs: list[list[str]]) -> None:
+def test_nothing_is_computed_twice(whole: Path, plan: Plan, packs: list[list[str]]) -> None:
     before = {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()}
-    assert run_sweep(study, whole, QUIET).done == 8
+    assert run_sweep(plan, whole, QUIET).done == 8
     assert packs == []
     assert {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()} == before
 
 
 def test_only_leaves_the_rest_for_later(
-    whole: Path, study: Study, packs: list[list[str]], tmp_path: Path
+    whole: Path, plan: Plan, packs: list[list[str]], tmp_path: Path
 ) -> None:
-    ended = run_sweep(study, tmp_path / "o", How(only=["seed=1"], quiet=True))
+    ended = run_sweep(plan, tmp_path / "o", How(only=["seed=1"], quiet=True))
     assert (ended.done, ended.left) == (4, 0)
-    assert packs == [[c.id for c in study.cells if c.seed == 1]]
+    assert packs == [[c.id for c in plan.cells if c.seed == 1]]
     assert len(json.loads((tmp_path / "o" / "sweep.json").read_text())["cells"]) == 8
-    assert run_sweep(study, tmp_path / "o", QUIET).done == 8
+    assert run_sweep(plan, tmp_path / "o", QUIET).done == 8
     assert results(tmp_path / "o") == results(whole)
 
 
 def test_stopped_between_rounds_it_goes_on_with_its_checkpoints(
-    whole: Path, study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
 
@@ -103,13 +103,13 @@ def test_stopped_between_rounds_it_goes_on_with_its_checkpoints(
         return calls % 5 == 0
 
     monkeypatch.setattr("fedglimpse.sweep.stop.Stop.after_round", five_rounds)
-    ended = run_sweep(study, tmp_path / "o", QUIET)
+    ended = run_sweep(plan, tmp_path / "o", QUIET)
     assert (ended.done, ended.left) == (0, 8)
     begun = sorted((tmp_path / "o" / "cells").iterdir())
     assert [(c / "rounds.jsonl").read_text().count("\n") for c in begun] == [5] * 4
     shutil.move(tmp_path / "o", tmp_path / "elsewhere")
     for _ in range(4):
-        ended = run_sweep(study, tmp_path / "elsewhere", QUIET)
+        ended = run_sweep(plan, tmp_path / "elsewhere", QUIET)
     assert (ended.done, ended.left) == (8, 0)
     assert calls == 16  # two packs of 8 rounds: not one was played twice
     assert results(tmp_path / "elsewhere") == results(whole)
@@ -150,8 +150,8 @@ def test_only_the_guilty_cell_fails(
 ) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     text = SMALL.replace('"glimpse"]', '"test_runner:fragile"]')
-    study = read_study(write(tmp_path, text))
-    ended = run_sweep(study, tmp_path / "o", QUIET)
+    plan = read_plan(write(tmp_path, text))
+    ended = run_sweep(plan, tmp_path / "o", QUIET)
     assert (ended.done, ended.left) == (6, 0)
     assert sorted(ended.failed) == [
         "digits-mobile--test-runner-fragile--s1",
@@ -163,10 +163,10 @@ def test_only_the_guilty_cell_fails(
     mine = {k: v for k, v in results_of_done(tmp_path / "o").items() if "--fedavg--" in k}
     assert mine == {k: v for k, v in results(whole).items() if "--fedavg--" in k}
     packs.clear()
-    assert run_sweep(study, tmp_path / "o", QUIET).failed == ended.failed
+    assert run_sweep(plan, tmp_path / "o", QUIET).failed == ended.failed
     assert packs == []
     monkeypatch.setattr(Fragile, "select", lambda self, view, k: Choice(view.ids[:1] * 0))
-    again = run_sweep(study, tmp_path / "o", How(retry_failed=True, quiet=True))
+    again = run_sweep(plan, tmp_path / "o", How(retry_failed=True, quiet=True))
     assert (again.done, again.failed) == (8, {})
 
 
@@ -178,7 +178,7 @@ def results_of_done(out: Path) -> dict[str, Any]:
 
 
 def test_a_full_disk_ends_the_sweep_and_blames_no_cell(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append: Callable[..., None] = records.RunFolder.append
     calls = 0
@@ -194,18 +194,18 @@ def test_a_full_disk_ends_the_sweep_and_blames_no_cell(
     with monkeypatch.context() as patch:
         patch.setattr(records.RunFolder, "append", full)
         with pytest.raises(UserError, match="No space left"):
-            run_sweep(study, tmp_path / "o", QUIET)
+            run_sweep(plan, tmp_path / "o", QUIET)
     assert list((tmp_path / "o").rglob("failed.json")) == []
-    assert run_sweep(study, tmp_path / "o", QUIET).done == 8
+    assert run_sweep(plan, tmp_path / "o", QUIET).done == 8
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_written(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(runner.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(UserError, match="needs about 128 MB"):
-        run_sweep(study, tmp_path / "o", QUIET)
+        run_sweep(plan, tmp_path / "o", QUIET)
     assert not (tmp_path / "o").exists()
 
 
@@ -219,11 +219,9 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
         (How(reuse=[Path("/nowhere")]), "--reuse /nowhere"),
     ],
 )
-def test_what_cannot_be_run_is_refused_too(
-    how: How, part: str, study: Study, tmp_path: Path
-) -> None:
+def test_what_cannot_be_run_is_refused_too(how: How, part: str, plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=part):
-        run_sweep(study, tmp_path / "o", how)
+        run_sweep(plan, tmp_path / "o", how)
     assert not (tmp_path / "o").exists()
 
 
@@ -233,21 +231,19 @@ def test_finished_cells_of_another_sweep_are_taken_over(
     text = SMALL.replace("digits, mobile", "the same by another name").replace(
         '"glimpse"]', '"fedprox"]'
     )
-    study = read_study(write(tmp_path, text))
-    ended = run_sweep(study, tmp_path / "o", How(reuse=[whole], quiet=True))
+    plan = read_plan(write(tmp_path, text))
+    ended = run_sweep(plan, tmp_path / "o", How(reuse=[whole], quiet=True))
     assert (ended.reused, ended.done) == (4, 8)
     assert sorted(name for pack in packs for name in pack) == sorted(
-        c.id for c in study.cells if c.variant == "fedprox"
+        c.id for c in plan.cells if c.variant == "fedprox"
     )
     found, theirs = results(tmp_path / "o"), results(whole)
     taken = found["the-same-by-another-name--fedavg--s1"]
     assert taken == theirs["digits-mobile--fedavg--s1"]
 
 
-def test_other_packs_give_nearly_the_same_figures(
-    whole: Path, study: Study, tmp_path: Path
-) -> None:
-    run_sweep(study, tmp_path / "o", How(lanes=3, quiet=True))
+def test_other_packs_give_nearly_the_same_figures(whole: Path, plan: Plan, tmp_path: Path) -> None:
+    run_sweep(plan, tmp_path / "o", How(lanes=3, quiet=True))
     mine, theirs = results(tmp_path / "o"), results(whole)
     for cell, (_, rounds, config) in mine.items():
         assert config == theirs[cell][2]

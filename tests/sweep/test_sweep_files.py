@@ -7,21 +7,21 @@ import pytest
 from sweeps import SMALL, write
 
 from fedglimpse.errors import UserError
-from fedglimpse.sweep.study import read_study
+from fedglimpse.sweep.plan import read_plan
 
 
 def test_a_file_becomes_settings_times_variants_times_seeds(tmp_path: Path) -> None:
-    study = read_study(write(tmp_path))
-    assert len(study.cells) == 8
-    assert [(c.setting, c.variant, c.seed) for c in study.cells[:3]] == [
+    plan = read_plan(write(tmp_path))
+    assert len(plan.cells) == 8
+    assert [(c.setting, c.variant, c.seed) for c in plan.cells[:3]] == [
         ("digits, mobile", "fedavg", 0),
         ("digits, mobile", "fedavg", 1),
         ("digits, mobile", "glimpse", 0),
     ]
-    assert study.cells[2].id == "digits-mobile--glimpse--s0"
-    assert (study.title, study.claim, study.control) == ("Small", "it runs", "fedavg")
-    assert study.targets == {"digits, mobile": 0.5}
-    assert study.paper is None
+    assert plan.cells[2].id == "digits-mobile--glimpse--s0"
+    assert (plan.title, plan.claim, plan.control) == ("Small", "it runs", "fedavg")
+    assert plan.targets == {"digits, mobile": 0.5}
+    assert plan.paper is None
 
 
 def test_later_tables_win_and_smoke_wins_over_all(tmp_path: Path) -> None:
@@ -42,11 +42,11 @@ def test_later_tables_win_and_smoke_wins_over_all(tmp_path: Path) -> None:
     local.epochs = 4
     seeds = [7]
     """
-    cell = read_study(write(tmp_path, text)).cells[0]
+    cell = read_plan(write(tmp_path, text)).cells[0]
     config = cell.config({"engine.device": "cpu"})
     assert (config.rounds, config.local.lr, config.local.epochs) == (1, 0.2, 3)
     assert (config.seeds, config.engine.device) == ((0,), "cpu")
-    smoked = read_study(write(tmp_path, text), smoke=True).cells[0]
+    smoked = read_plan(write(tmp_path, text), smoke=True).cells[0]
     assert (smoked.seed, smoked.config({}).local.epochs) == (7, 4)
 
 
@@ -54,7 +54,7 @@ def test_a_setting_may_have_its_own_seeds_and_variants(tmp_path: Path) -> None:
     text = SMALL.replace(
         'name = "digits, random"', 'name = "r"\nseeds = [5]\nvariants = ["fedavg"]'
     )
-    cells = [c for c in read_study(write(tmp_path, text)).cells if c.setting == "r"]
+    cells = [c for c in read_plan(write(tmp_path, text)).cells if c.setting == "r"]
     assert [(c.variant, c.seed) for c in cells] == [("fedavg", 5)]
 
 
@@ -68,7 +68,7 @@ def test_a_file_may_take_its_cells_from_another(tmp_path: Path) -> None:
     pick_settings = ["digits, random"]
     pick_variants = ["fedavg"]
     """
-    part, whole = read_study(write(tmp_path, text, "part.toml")), read_study(write(tmp_path))
+    part, whole = read_plan(write(tmp_path, text, "part.toml")), read_plan(write(tmp_path))
     assert part.title == "Part"
     assert part.paper == {"accuracy": {"fedavg": 0.5}}
     assert list(part.cells) == [
@@ -100,7 +100,7 @@ BAD = {
 def test_mistakes_name_the_file_and_the_fix(name: str, tmp_path: Path) -> None:
     text, part = BAD[name]
     with pytest.raises(UserError) as caught:
-        read_study(write(tmp_path, text))
+        read_plan(write(tmp_path, text))
     assert part in str(caught.value)
     assert "toml" in str(caught.value)
 
@@ -109,4 +109,4 @@ def test_smoke_needs_its_table(tmp_path: Path) -> None:
     text = SMALL[: SMALL.index("[smoke]")]
     assert "smoke" not in tomllib.loads(text)
     with pytest.raises(UserError, match=r"\[smoke\]"):
-        read_study(write(tmp_path, text), smoke=True)
+        read_plan(write(tmp_path, text), smoke=True)

@@ -10,8 +10,8 @@ import typer
 from fedglimpse.configure import parse_words
 from fedglimpse.errors import UserError
 from fedglimpse.sweep import local
+from fedglimpse.sweep.plan import read_plan
 from fedglimpse.sweep.runner import Ended, How, Play, run_sweep
-from fedglimpse.sweep.study import read_study
 
 SHOWN_FAILURES = 10
 
@@ -64,8 +64,8 @@ def sweep(
         retry_failed=retry_failed,
         quiet=quiet,
     )
-    study = read_study(file, smoke)
-    ended = run_sweep(study, folder, how, engine_of(engine, address, gpus, cpus))
+    plan = read_plan(file, smoke)
+    ended = run_sweep(plan, folder, how, engine_of(engine, address, gpus, cpus))
     tell(ended, folder)
 
 

@@ -20,9 +20,9 @@ from fedglimpse.records import writing
 from fedglimpse.sweep.failures import split_or_blame
 from fedglimpse.sweep.folder import SweepFolder
 from fedglimpse.sweep.parcel import Parcel, Played, pack_up, play_parcel, unpack
+from fedglimpse.sweep.plan import Cell
 from fedglimpse.sweep.progress import SweepProgress
 from fedglimpse.sweep.stop import RESERVE, Stop, on_signals
-from fedglimpse.sweep.study import Cell
 
 SLICE = 300.0  # seconds a pack plays before it comes home
 RETRIES = 3  # of a pack whose node or process died

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedglimpse.errors import UserError
 from fedglimpse.sweep.folder import SweepFolder
-from fedglimpse.sweep.study import Cell
+from fedglimpse.sweep.plan import Cell
 
 
 def reason_of(error: BaseException) -> str:

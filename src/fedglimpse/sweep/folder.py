@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fedglimpse.errors import UserError
 from fedglimpse.records import write_atomically, writing
 from fedglimpse.sweep.lock import NAME as LOCK
-from fedglimpse.sweep.study import Cell, Study
+from fedglimpse.sweep.plan import Cell, Plan
 from fedglimpse.version import VERSION
 
 FORMAT = 1  # of sweep.json
@@ -34,7 +34,7 @@ class SweepFolder:
         """Name the folder; nothing is touched."""
         self.path, self.plan = path, path / "sweep.json"
 
-    def check(self, study: Study) -> None:
+    def check(self, plan: Plan) -> None:
         """Raise UserError where the folder holds something else; nothing is changed."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {self.path} is a file: name a folder.")
@@ -52,22 +52,22 @@ class SweepFolder:
                 f"{there.get('format')}), but this is version {VERSION} (format {FORMAT}): "
                 "continue with that version, or name another --out."
             )
-        difference = _difference(there["cells"], [asdict(c) for c in study.cells])
+        difference = _difference(there["cells"], [asdict(c) for c in plan.cells])
         if difference:
             raise UserError(
                 f"{self.path} holds another sweep ({difference}): name another --out, or give the "
                 "file as it was."
             )
 
-    def open(self, study: Study) -> None:
+    def open(self, plan: Plan) -> None:
         """Write the plan; call `check` before, and hold the lock."""
-        plan = {"format": FORMAT, "version": VERSION, **asdict(study)}
-        text = json.dumps(plan, indent=1)
+        content = {"format": FORMAT, "version": VERSION, **asdict(plan)}
+        text = json.dumps(content, indent=1)
         with writing(self.path):
             (self.path / "cells").mkdir(exist_ok=True)
             if not self.plan.exists() or self.plan.read_text() != text:
                 write_atomically(self.plan, text)
-        for cell in study.cells:
+        for cell in plan.cells:
             if self.state(cell) == "done":
                 self.tidy(cell)
 

@@ -14,9 +14,9 @@ from fedglimpse.errors import UserError
 from fedglimpse.experiment import Stopped, run_together
 from fedglimpse.sweep.failures import concerns_the_folder, reason_of, split_or_blame
 from fedglimpse.sweep.folder import SweepFolder
+from fedglimpse.sweep.plan import Cell
 from fedglimpse.sweep.progress import SweepProgress
 from fedglimpse.sweep.stop import Stop
-from fedglimpse.sweep.study import Cell
 
 
 def play(

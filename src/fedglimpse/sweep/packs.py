@@ -15,7 +15,7 @@ from fedglimpse.builder import together_key
 from fedglimpse.config import Config
 from fedglimpse.configure import parse_words
 from fedglimpse.errors import UserError, nearest
-from fedglimpse.sweep.study import Cell
+from fedglimpse.sweep.plan import Cell
 from fedglimpse.validate import pick_device
 
 CPU_LANES = 4

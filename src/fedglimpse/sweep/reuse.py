@@ -12,7 +12,7 @@ from fedglimpse.config import Config
 from fedglimpse.errors import UserError
 from fedglimpse.records import FREE_TO_CHANGE, stored_config
 from fedglimpse.sweep.folder import FORMAT, SweepFolder
-from fedglimpse.sweep.study import Cell
+from fedglimpse.sweep.plan import Cell
 from fedglimpse.version import VERSION
 
 

@@ -17,10 +17,10 @@ from fedglimpse.sweep import local
 from fedglimpse.sweep.folder import SweepFolder
 from fedglimpse.sweep.lock import locked
 from fedglimpse.sweep.packs import begun_first, make_packs, wanted
+from fedglimpse.sweep.plan import Cell, Plan, configs_of
 from fedglimpse.sweep.progress import SweepProgress, Tally, Work
 from fedglimpse.sweep.reuse import check_source, take_over
 from fedglimpse.sweep.stop import Stop, on_signals
-from fedglimpse.sweep.study import Cell, Study, configs_of
 from fedglimpse.validate import pick_device
 
 BYTES_OF_A_ROUND = 250  # of a finished cell, packed
@@ -55,11 +55,11 @@ class Ended:
     interrupted: bool  # by a signal
 
 
-def run_sweep(study: Study, out: Path, how: How | None = None, play: Play = local.play) -> Ended:
-    """Play the cells of a study that are not done yet, and store each as it finishes.
+def run_sweep(plan: Plan, out: Path, how: How | None = None, play: Play = local.play) -> Ended:
+    """Play the cells of a plan that are not done yet, and store each as it finishes.
 
     Args:
-        study: what is to be run.
+        plan: what is to be run.
         out: the sweep's folder; what is there already is kept and gone on with.
         how: budget, choice of cells and the like.
         play: where packs are computed; another engine brings its own.
@@ -70,12 +70,12 @@ def run_sweep(study: Study, out: Path, how: How | None = None, play: Play = loca
     how = how or How()
     _check_extra(how.extra)
     folder, stop = SweepFolder(out), Stop(how.budget)
-    folder.check(study)
+    folder.check(plan)
     for source in how.reuse:
         check_source(source)
     fits = wanted(how.only)
-    configs = configs_of(study.cells, how.extra)
-    cells = [cell for cell in study.cells if fits(cell, configs[cell.id])]
+    configs = configs_of(plan.cells, how.extra)
+    cells = [cell for cell in plan.cells if fits(cell, configs[cell.id])]
     if not cells:
         raise UserError(f"--only {' '.join(how.only)} leaves no cell of the sweep: ask for less.")
     if play is local.play:
@@ -85,8 +85,8 @@ def run_sweep(study: Study, out: Path, how: How | None = None, play: Play = loca
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        folder.check(study)
-        folder.open(study)
+        folder.check(plan)
+        folder.open(plan)
         reused = take_over(folder, cells, configs, how.reuse)
         for cell in cells if how.retry_failed else []:
             folder.forgive(cell)

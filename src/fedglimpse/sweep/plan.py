@@ -50,7 +50,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Study:
+class Plan:
     """Everything a sweep file says."""
 
     title: str
@@ -61,7 +61,7 @@ class Study:
     cells: Sequence[Cell]
 
 
-def read_study(file: Path, smoke: bool = False) -> Study:
+def read_plan(file: Path, smoke: bool = False) -> Plan:
     """Read a sweep file and check every cell of it; nothing is written.
 
     Raises:
@@ -84,7 +84,7 @@ def read_study(file: Path, smoke: bool = False) -> Study:
         )
     last = flatten(table["smoke"]) if smoke else {}
     cells = _grid(file, flatten(table.get("base", {})), settings, variants, last)
-    return Study(
+    return Plan(
         title=str(table.get("title", file.stem)) + (" (smoke)" if smoke else ""),
         claim=str(table.get("claim", "")),
         control=control,
