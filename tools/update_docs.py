@@ -117,6 +117,18 @@ def population_table() -> str:
     return "\n".join(lines)
 
 
+def peers_table() -> str:
+    """Whole rounds beside other simulators from benchmarks/results/peers.json."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "peers.json").read_text())
+    lines = ["| | Fashion, s a round | ours / theirs | HAR, s a round | ours / theirs |"]
+    lines.append("|---|---|---|---|---|")
+    cases = [found["results"][case] for case in ("fashion", "har")]
+    for name in cases[0]:
+        cells = [f"{c[name]['seconds']:.2f} | {c[name]['fedglimpse_takes']:.2f}" for c in cases]
+        lines.append(f"| {name} {cases[0][name]['version']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def recipe_table() -> str:
     """The recipe study from results/recipe_study: accuracy on the test set, score on the proxy."""
     study = load_study(ROOT / "results" / "recipe_study" / "study.json.gz")
@@ -139,6 +151,7 @@ def recipe_table() -> str:
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "rounds": ("docs/simulator.md", rounds_table),
     "population": ("docs/simulator.md", population_table),
+    "peers": ("docs/simulator.md", peers_table),
     "recipe": ("docs/reproduction.md", recipe_table),
     "needs": ("docs/add-a-method.md", needs_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
