@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -25,6 +25,7 @@ from fedglimpse.data.dataset import Dataset
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.experiment import crew_of, play_round
 from fedglimpse.records import environment
+from fedglimpse.sim.precision import Precision, check_precision
 from fedglimpse.sim.world import World
 from fedglimpse.validate import pick_device
 
@@ -41,10 +42,6 @@ WARM_UP = 45  # rounds until the agents learn from full mini-batches
 
 def random_data(name: str) -> Dataset:
     """Return noise of the shape of a dataset; labels are noise too."""
-    if name not in SHAPES:
-        raise UserError(
-            f"--dataset {name} is unknown.{nearest(name, SHAPES)} Use {', '.join(SHAPES)}."
-        )
     train, test, shape, classes, _ = SHAPES[name]
     draw = rng.generator(0, "bench")
 
@@ -68,7 +65,15 @@ def random_data(name: str) -> Dataset:
 
 
 def settings(name: str, lanes: int, device: str, precision: str, trainer: str) -> Config:
-    """Return the paper's round: 10 visible clients train, 5 are chosen by the agent."""
+    """Return the paper's round: 10 visible clients train, 5 are chosen by the agent.
+
+    Raises:
+        UserError: for a dataset whose shape is not known.
+    """
+    if name not in SHAPES:
+        raise UserError(
+            f"--dataset {name} is unknown.{nearest(name, SHAPES)} Use {', '.join(SHAPES)}."
+        )
     return resolve(
         {
             "method": "glimpse",
@@ -81,6 +86,14 @@ def settings(name: str, lanes: int, device: str, precision: str, trainer: str) -
             "engine.trainer": trainer,
         }
     )
+
+
+def noise_world(config: Config) -> tuple[World, torch.device]:
+    """Build a world on noise in place of its dataset, and say where it is."""
+    place, precision = pick_device(config.engine.device), cast(Precision, config.engine.precision)
+    check_precision(place, precision)
+    data = random_data(config.data.name).to(place)
+    return world_of(Parts(config, data, place, precision), [config]), place
 
 
 @dataclass
@@ -137,10 +150,7 @@ def bench_round(
     name: str, lanes: int, device: str, precision: str, rounds: int = 20, trainer: str = "auto"
 ) -> dict[str, Any]:
     """Time whole rounds: reports, agent, aggregation, proxy reward, test accuracy now and then."""
-    config = settings(name, lanes, device, precision, trainer)
-    place = pick_device(device)
-    parts = Parts(config, random_data(name).to(place), place, precision)  # type: ignore[arg-type]
-    world = world_of(parts, [config])
+    world, place = noise_world(settings(name, lanes, device, precision, trainer))
     crew, stopwatch = crew_of(world), Stopwatch(place)
     warm = WARM_UP if rounds >= 10 else 2  # a quick look does without the agents' learning
     for i in range(warm):
@@ -175,10 +185,7 @@ def bench_engine(
     name: str, lanes: int, device: str, precision: str, rounds: int = 5, trainer: str = "auto"
 ) -> dict[str, Any]:
     """Time the local training of a round alone: 10 clients in every lane."""
-    config = settings(name, lanes, device, precision, trainer)
-    place = pick_device(device)
-    parts = Parts(config, random_data(name).to(place), place, precision)  # type: ignore[arg-type]
-    world = world_of(parts, [config])
+    world, place = noise_world(settings(name, lanes, device, precision, trainer))
     stopwatch, took, flops = Stopwatch(place), [], 0
     original = world.trainer.train
 

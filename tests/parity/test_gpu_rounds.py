@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rl"))
 from rl_fakes import C, D, config, outcome, view
 
 from fedglimpse import bench, nets
-from fedglimpse.builder import Parts, many_models, world_of
+from fedglimpse.builder import many_models
 from fedglimpse.configure import resolve
 from fedglimpse.data import sources
 from fedglimpse.experiment import crew_of, play_round, run
@@ -43,7 +43,7 @@ def noise_rounds(name: str, seeds: list[int], rounds: int, **keys: Any) -> list[
     settings |= {"seeds": seeds, "agent.learn_start": 4, "agent.epsilon_decay": 0.05, **keys}
     settings = {k: v for k, v in settings.items() if not k.startswith("options")}
     config = resolve(settings)
-    world = world_of(Parts(config, bench.random_data(name).to(CUDA), CUDA, "fp32"), [config])
+    world, _ = bench.noise_world(config)
     crew = crew_of(world)
     return [record for _ in range(rounds) for record in play_round(world, False, crew)]
 

@@ -1,0 +1,86 @@
+"""Measuring a machine: parts of a round, files, mistakes; and a run's trace."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedglimpse import bench
+from fedglimpse.cli import app
+from fedglimpse.errors import UserError
+from fedglimpse.experiment import run
+from fedglimpse.profiling import FILE, Profiled
+from fedglimpse.progress import Silent
+
+
+def call(*words: str) -> object:
+    result = CliRunner().invoke(app, ["bench", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_time_inside_a_part_is_not_counted_for_the_part_around_it() -> None:
+    stopwatch = bench.Stopwatch(torch.device("cpu"))
+    with stopwatch.part("outer"):
+        time.sleep(0.02)
+        with stopwatch.part("inner"):
+            time.sleep(0.06)
+    assert 0.02 <= stopwatch.spent["outer"] < 0.06 <= stopwatch.spent["inner"]
+
+
+def test_a_round_is_taken_apart(tmp_path: Path) -> None:
+    out = tmp_path / "b.json"
+    call("round", "--dataset", "digits", "--lanes", "2", "--rounds", "2", "--out", str(out))
+    found = json.loads(out.read_text())
+    (result,) = found["results"]
+    assert found["commit"]
+    assert found["device"]
+    assert (result["lanes"], result["dataset"]) == (2, "digits")
+    assert result["ms_per_lane_round"] > 0
+    assert set(result["share"]) == {*bench.PARTS, "other"}
+    assert sum(result["share"].values()) == pytest.approx(1, abs=0.01)
+    assert all(result["share"][part] > 0 for part in bench.PARTS)
+
+
+def test_training_alone_by_a_given_trainer(tmp_path: Path) -> None:
+    out = tmp_path / "b.json"
+    words = ("--dataset", "har", "--lanes", "1", "--rounds", "1", "--trainer", "batched")
+    call("engine", *words, "--out", str(out))
+    (result,) = json.loads(out.read_text())["results"]
+    assert result["trainer"] == "BatchedTrainer"
+    assert result["ms_per_10_clients"] > 0
+    assert result["tflops"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["round", "--dataset", "mnist"], "--dataset mnist is unknown"),
+        (["round", "--lanes", "0"], "--lanes"),
+        (["engine", "--precision", "bf16", "--device", "cpu"], "engine.precision=bf16 needs a GPU"),
+    ],
+)
+def test_mistakes_are_said(words: list[str], part: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=part):
+        CliRunner().invoke(
+            app, ["bench", *words, "--out", str(tmp_path / "b")], catch_exceptions=False
+        )
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_trace_holds_the_recorded_rounds(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    told = Profiled(Silent(), tmp_path / "r", rounds=4)
+    run(
+        {"rounds": 4, "data.clients": 8, "visibility.cluster_size": 4, "selection.k": 2},
+        listener=told,
+    )
+    events = json.loads((tmp_path / "r" / FILE).read_text())["traceEvents"]
+    assert any("ProfilerStep#2" in event.get("name", "") for event in events)
+    with pytest.raises(UserError, match="rounds=2 is too short for --profile"):
+        Profiled(Silent(), tmp_path, rounds=2)
