@@ -9,7 +9,7 @@ from fedglimpse.summary import Estimate, final_window, summarise
 
 def record(seed: int, number: int, accuracy: float | None) -> dict[str, object]:
     return {
-        "seed": seed, "round": number, "accuracy": accuracy, "macro_f1": accuracy, "rejected": [],
+        "seed": seed, "round": number, "accuracy": accuracy, "macro_f1": accuracy, "rejected": [], "reward": 0.5,
         "uplink_bytes": 10, "downlink_bytes": 20, "client_flops": 30, "server_flops": 40,
         "seconds": 0.5,
     }  # fmt: skip
@@ -30,6 +30,7 @@ def test_final_accuracy_is_the_mean_of_the_last_rounds() -> None:
     assert summary["seeds"]["0"]["final_accuracy"] == pytest.approx((0.8 + 0.9) / 2)
     assert summary["final_accuracy"]["mean"] == pytest.approx(0.855)
     assert summary["costs"]["uplink_bytes"] == 100
+    assert summary["seeds"]["1"]["final_reward"] == 0.5
 
 
 def test_rounds_to_target_use_a_trailing_mean_over_what_is_there() -> None:

@@ -18,7 +18,7 @@ def spent(*amounts: float) -> ToTarget:
 def records(accuracies: list[float | None], bytes_each: int = 10) -> list[dict[str, object]]:
     return [
         {
-            "seed": 0, "round": t, "accuracy": a, "macro_f1": a, "rejected": [],
+            "seed": 0, "round": t, "accuracy": a, "macro_f1": a, "rejected": [], "reward": 0.5,
             "uplink_bytes": bytes_each, "downlink_bytes": 1, "client_flops": 2,
             "server_flops": t, "seconds": 0.5,
         }
