@@ -9,9 +9,9 @@ from fedglimpse.summary import Estimate, final_window, summarise
 
 def record(seed: int, number: int, accuracy: float | None) -> dict[str, object]:
     return {
-        "seed": seed, "round": number, "accuracy": accuracy, "macro_f1": accuracy, "rejected": [], "reward": 0.5,
+        "seed": seed, "round": number, "accuracy": accuracy, "macro_f1": accuracy, "rejected": [],
         "uplink_bytes": 10, "downlink_bytes": 20, "client_flops": 30, "server_flops": 40,
-        "seconds": 0.5,
+        "seconds": 0.5, "reward": 0.5,
     }  # fmt: skip
 
 
