@@ -52,20 +52,20 @@ def selector(seed: int = 0, **changes: Any) -> GlimpseSelector:
     return GlimpseSelector(config(**changes), sketch_dim=D, num_classes=C, seed=seed)
 
 
-def view(round_num: int, visible: int = 5, clients: int = 12) -> View:
+def view(round_num: int, visible: int = 5, clients: int = 12, dim: int = D) -> View:
     draw = generator(7, "fake-view", round_num)
     return View(
         round_num=round_num,
         ids=torch.randperm(clients, generator=draw)[:visible].sort().values,
         sizes=torch.randint(10, 90, (visible,), generator=draw),
         reports={
-            "sketch": torch.randn(visible, D, generator=draw),
-            "delta_sketch": torch.randn(visible, D, generator=draw),
+            "sketch": torch.randn(visible, dim, generator=draw),
+            "delta_sketch": torch.randn(visible, dim, generator=draw),
             "update_norm": torch.rand(visible, generator=draw),
             "train_loss": torch.rand(visible, generator=draw),
         },
         server={
-            "global_sketch": torch.randn(D, generator=draw),
+            "global_sketch": torch.randn(dim, generator=draw),
             "proxy_histogram": torch.rand(C, generator=draw),
         },
         rng=draw,

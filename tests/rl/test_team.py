@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from rl_fakes import D, outcome, selector, view
+from rl_fakes import C, D, outcome, selector, view
 
 from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
 from fedglimpse.rl.agent import Agent
+from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.observation import Observation
 from fedglimpse.rl.stacked_q import arrange, histogram, q_values
 from fedglimpse.types import View
@@ -35,6 +36,12 @@ def seen_by(lane: int, round_num: int) -> View:
     shown = view(100 * lane + round_num, visible=1 + (round_num + lane) % 7, clients=12)
     ids = shown.ids + (150 if lane == 1 and round_num > 9 else 0)
     return View(**{**vars(shown), "round_num": round_num, "ids": ids})
+
+
+def realistic(seed: int, **changes: Any) -> GlimpseSelector:
+    """An agent of the default size, which learns early."""
+    config = AgentConfig(**{"learn_start": 30, **changes})
+    return GlimpseSelector(config, sketch_dim=128, num_classes=C, seed=seed)
 
 
 class Readable:
@@ -84,6 +91,38 @@ def test_a_team_equals_readable_agents(changes: dict[str, Any]) -> None:
                     continue  # it cancels in Q: its gradient is rounding, which Adam blows up
                 rows = len(value)  # a team gives all its identity tables the same length
                 torch.testing.assert_close(here[key][:rows], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"q_output": "per_class"}, {"d_token": 128}], ids=str)
+def test_company_changes_no_bit(changes: dict[str, Any]) -> None:
+    """A cell of a sweep must not depend on who shares its pack, on one thread."""
+    few, ten, any_number = lambda n: 1 + n % 3, lambda n: 10, lambda n: 1 + (n * 7 + 3) % 23
+    sizes = [few, ten, any_number, few, ten]
+
+    def played(company: list[int]) -> dict[int, Any]:
+        team = GlimpseTeam([realistic(lane, **changes) for lane in company])
+        said: dict[int, Any] = {lane: [] for lane in company}
+        for round_num in range(44):
+            shown = [
+                view(100 * lane + round_num, sizes[lane](round_num), clients=40, dim=128)
+                for lane in company
+            ]
+            shown = [View(**{**vars(one), "round_num": round_num}) for one in shown]
+            chosen = team.select(shown, [3] * len(company))
+            pairs = zip(shown, chosen, strict=True)
+            heard = team.feedback([outcome(one, c.slots) for one, c in pairs if c])
+            for lane, choice, back in zip(company, chosen, heard, strict=True):
+                assert choice is not None
+                said[lane].append((choice.slots.tolist(), back.get("td_loss")))
+        for lane, one in zip(company, team.selectors, strict=True):
+            net = one.agent.net.state_dict()
+            said[lane].append({name: value[:40].tolist() for name, value in net.items()})
+        return said
+
+    alone = {lane: played([lane])[lane] for lane in range(5)}
+    assert alone[1][-2][1] is not None  # it did learn
+    assert played([0, 1, 2, 3, 4]) == alone
+    assert played([3, 0]) == {lane: alone[lane] for lane in (3, 0)}
 
 
 def test_what_a_team_learnt_is_its_agents_own() -> None:

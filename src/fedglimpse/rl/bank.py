@@ -17,11 +17,9 @@ from fedglimpse.rl.observation import Observation
 from fedglimpse.rl.replay import Replay
 
 
-class Draw(NamedTuple):
-    """Which transitions every agent learns from, known on the CPU."""
+class Room(NamedTuple):
+    """What an agent's transitions need in a pass; only agents with the same share one."""
 
-    entries: Tensor  # [R, B] entry numbers; those without weight mean nothing
-    oldest: Tensor  # [R] oldest entry that still exists
     width: int  # clients in the widest visible set
     full: bool  # no slot and no past round is missing
 
@@ -52,6 +50,7 @@ class Transitions(NamedTuple):
         return Transitions(*(cut(value) for value in self))  # type: ignore[arg-type]
 
 
+LEAST = 4  # slots of a pass: products of fewer rows round by the number of lanes
 _BY_SLOT = ("clients", "ids", "mask", "chosen")  # one entry for each visible client
 _COPIED = (*_BY_SLOT, "sketch", "reward", "histogram", "k")
 
@@ -100,26 +99,28 @@ class Bank:
         """Room for visible clients in a row."""
         return self.rows["ids"].shape[2]
 
-    def plan(self, entries: Tensor) -> Draw:
-        """Say how much room the transitions at `entries` `[R, B]` need."""
-        oldest = torch.tensor([replay.oldest for replay in self.replays])
-        visible = torch.stack([replay.rows["visible"] for replay in self.replays])
+    def rooms(self, entries: Tensor, lanes: Sequence[int]) -> list[Room]:
+        """Say how much room the transitions of some agents at `entries` `[R', B]` need."""
+        visible = torch.stack([self.replays[r].rows["visible"] for r in lanes])
         both = torch.cat([entries, entries + self.first.n_step], dim=1) % self.first.capacity
-        counts = visible.gather(1, both)
-        width = int(counts.max())
-        whole = bool((entries - self.first.history >= oldest[:, None]).all())
-        return Draw(entries, oldest, width, whole and int(counts.min()) == width)
+        least, most = visible.gather(1, both).aminmax(dim=1)
+        past = (entries.amin(dim=1) - self.first.history).tolist()
+        numbers = zip(lanes, least.tolist(), most.tolist(), past, strict=True)
+        return [
+            Room(width := max(high, LEAST), low == width and begin >= self.replays[r].oldest)
+            for r, low, high, begin in numbers
+        ]
 
-    def gather(self, entries: Tensor, oldest: Tensor, width: int) -> Transitions:
+    def gather(self, lanes: Tensor, entries: Tensor, oldest: Tensor, width: int) -> Transitions:
         """Build transitions; all arguments but `width` lie where the rows do.
 
         Args:
-            entries: where they begin.  # [R, B]
-            oldest: the oldest entry that still exists.  # [R]
+            lanes: whose they are.  # [R', 1]
+            entries: where they begin.  # [R', B]
+            oldest: the oldest entry that still exists.  # [R']
             width: slots of an observation.
         """
         store, n = self.first, self.first.n_step
-        lanes = torch.arange(len(entries), device=entries.device)[:, None]
         rows, ahead = entries % store.capacity, torch.arange(n, device=entries.device)
         powers = (store.gamma ** ahead.float())[:, None]  # [n, 1]
         steps = (entries[:, :, None] + ahead) % store.capacity  # [R, B, n]
@@ -131,9 +132,8 @@ class Bank:
             histogram=self.rows["histogram"][lanes, rows],
         )
 
-    def later(self, entries: Tensor, oldest: Tensor, width: int) -> Later:
+    def later(self, lanes: Tensor, entries: Tensor, oldest: Tensor, width: int) -> Later:
         """Build what the transitions at `entries` lead to; arguments as in `gather`."""
-        lanes = torch.arange(len(entries), device=entries.device)[:, None]
         there = entries + self.first.n_step
         return Later(
             obs=self._observe(lanes, there, oldest, width),

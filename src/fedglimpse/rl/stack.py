@@ -36,6 +36,12 @@ class Stack:
             for name, parameter in net.named_parameters():
                 parameter.data = self.tensors[name][r]
 
+    def of(self, lanes: Sequence[int]) -> dict[str, Tensor]:
+        """Return the parameters of some networks, in order `[R', *shape]`."""
+        if len(lanes) == len(self.rows):
+            return self.tensors
+        return {name: tensor[list(lanes)] for name, tensor in self.tensors.items()}
+
 
 class StackedLearner:
     """R double-DQN learners that step together."""

@@ -179,7 +179,8 @@ def _dueling(net: QNetwork, p: Parameters, xi: Tensor, seen: Seen, sets: int) ->
     value = _linear(p, "heads.value_output", F.gelu(value))  # [R, B, outputs]
     advantage = _linear(p, "heads.advantage_output", F.gelu(advantage))
     level = value - _pooled(advantage, seen.share, sets)
-    return (advantage.view(lanes, slots, sets, -1) + level.unsqueeze(1)).transpose(1, 2)
+    q = advantage.view(lanes, slots, sets, -1) + level.unsqueeze(1)
+    return q.transpose(1, 2).contiguous()  # sums over clients round by the layout
 
 
 def _identity(net: QNetwork, p: Parameters, ids: Tensor) -> Tensor:
@@ -204,6 +205,8 @@ def _clip(net: QNetwork, q: Tensor) -> Tensor:
 def _linear(p: Parameters, name: str, x: Tensor, onto: Tensor | None = None) -> Tensor:
     """Apply every lane's own Linear to `[R, n, in]`, on top of `onto` where it is given."""
     weight = p[f"{name}.weight"].transpose(1, 2)  # [R, in, out]
+    if weight.shape[2] == 1:  # a product with one column rounds by the number of lanes
+        return (x * p[f"{name}.weight"]).sum(dim=2, keepdim=True) + p[f"{name}.bias"][:, None]
     if onto is None:
         bias = p.get(f"{name}.bias")
         return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias[:, None], x, weight)
@@ -213,8 +216,6 @@ def _linear(p: Parameters, name: str, x: Tensor, onto: Tensor | None = None) -> 
 def _norm(p: Parameters, name: str, x: Tensor) -> Tensor:
     """Apply every lane's own LayerNorm to `[R, n, d]`."""
     scale, shift = p[f"{name}.weight"], p[f"{name}.bias"]
-    if len(x) == 1:
-        return F.layer_norm(x, x.shape[-1:], scale[0], shift[0])
     return torch.addcmul(shift[:, None], F.layer_norm(x, x.shape[-1:]), scale[:, None])
 
 

@@ -1,20 +1,22 @@
 """Agents of several lanes that look and learn together: one pass, whatever their number.
 
-`Agent.look` and `Agent.learn` are the readable twins; an agent in a team does the same.
+`Agent.look` and `Agent.learn` are the readable twins; an agent in a team does the same. On a CPU
+only agents that need the same room share a pass: then every agent's numbers are, bit for bit,
+those it would find alone, whoever else is in its team.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse.rl.agent import Agent, Glance, Lesson
+from fedglimpse.rl.agent import Agent, Glance, Lesson, Sight
 from fedglimpse.rl.attention import entropy
-from fedglimpse.rl.bank import Bank, Draw, Transitions, distinct
+from fedglimpse.rl.bank import LEAST, Bank, Room, Transitions, distinct
 from fedglimpse.rl.dqn import class_scores, set_value, top_members
 from fedglimpse.rl.graphed import Graphed
 from fedglimpse.rl.history import LIMIT
@@ -27,12 +29,16 @@ from fedglimpse.types import View
 class Task(NamedTuple):
     """What a lesson works on, besides the memories: small tensors that change every round."""
 
-    entries: Tensor  # [R, m * B] where the transitions of m mini-batches begin
-    weights: Tensor  # [R, m * B] of a transition in its mini-batch's mean; 0: padding
+    lanes: Tensor  # [R', 1] agents that take part
+    entries: Tensor  # [R', m * B] where the transitions of m mini-batches begin
+    weights: Tensor  # [R', m * B] of a transition in its mini-batch's mean; 0: padding
     active: Tensor  # [R, 1] 1 for agents that learn
-    oldest: Tensor  # [R] oldest entry that still exists
-    centre: Tensor  # [R, 1, 1, D] by which histories are standardised
-    scale: Tensor  # [R, 1, 1, D]
+    oldest: Tensor  # [R'] oldest entry that still exists
+    centre: Tensor  # [R', 1, 1, D] by which histories are standardised
+    scale: Tensor  # [R', 1, 1, D]
+
+
+_Kind = TypeVar("_Kind", bound=Hashable)
 
 
 class Team:
@@ -49,59 +55,84 @@ class Team:
 
     def look(self, views: Sequence[View | None]) -> list[Glance | None]:
         """Score the visible clients of every lane that sees some: `Agent.look`."""
-        seen = [None if v is None else a.see(v) for a, v in zip(self.agents, views, strict=True)]
-        some = [one for one in seen if one is not None]
-        if not some:
-            return [None] * len(seen)
-        learner = self._stacked()
-        width = max(one.obs.ids.shape[1] for one in some)
-        padded = [(some[0] if one is None else one).obs.widened(width) for one in seen]
-        parts = zip(*padded, strict=True)
+        seen = {
+            r: agent.see(view)
+            for r, (agent, view) in enumerate(zip(self.agents, views, strict=True))
+            if view is not None
+        }
+        widths = {r: max(one.obs.ids.shape[1], LEAST) for r, one in seen.items()}
+        if self._graphed is not None:  # fewer passes are worth more than the last bits
+            widths = dict.fromkeys(widths, max(widths.values(), default=LEAST))
+        glances: list[Glance | None] = [None] * len(views)
+        for width, lanes in _alike(widths).items():
+            found = self._pass([seen[r] for r in lanes], lanes, width)
+            for r, glance in zip(lanes, found, strict=True):
+                glances[r] = glance
+        return glances
+
+    @torch.no_grad()
+    def _pass(self, sights: Sequence[Sight], lanes: Sequence[int], width: int) -> list[Glance]:
+        """Score what some lanes see in one pass with `width` slots."""
+        parts = zip(*(one.obs.widened(width) for one in sights), strict=True)
         together = Observation(*(torch.stack(part).to(self.device) for part in parts))
-        with torch.no_grad():
-            arranged = arrange(together, self.config.heads, full=False)
-            q, weights = q_values(self.net, learner.online.tensors, arranged)
-        scores = class_scores(q.flatten(0, 1), self.config.per_class_score).cpu()  # [R, V]
+        arranged = arrange(together, self.config.heads, full=False)
+        q, weights = q_values(self.net, self._stacked().online.of(lanes), arranged)
+        scores = class_scores(q.flatten(0, 1), self.config.per_class_score).cpu()  # [R', V]
         if weights is not None:
-            weights = weights.cpu().view(len(seen), self.config.heads, -1, width)
-        glances: list[Glance | None] = []
-        for r, (agent, one) in enumerate(zip(self.agents, seen, strict=True)):
-            if one is None:
-                glances.append(None)
-                continue
+            weights = weights.cpu().view(len(lanes), self.config.heads, -1, width)
+        glances = []
+        for i, (r, one) in enumerate(zip(lanes, sights, strict=True)):
             count = one.obs.ids.shape[1]
-            spread = None if weights is None else float(entropy(weights[r, :, :, :count]))
-            flops = agent.forward_flops(1, count)
-            heeded = None if weights is None else weights[r, :, :, :count].mean(dim=0).t()
+            own = None if weights is None else weights[i, :, :, :count]
             glances.append(
-                Glance(one.clients, one.sketch, scores[r, :count], spread, flops, heeded)
+                Glance(
+                    one.clients,
+                    one.sketch,
+                    scores[i, :count],
+                    entropy=None if own is None else float(entropy(own)),
+                    flops=self.agents[r].forward_flops(1, count),
+                    attention=None if own is None else own.mean(dim=0).t(),
+                )
             )
         return glances
 
     def learn(self, rounds: Sequence[int | None]) -> list[Lesson]:
         """Let the agents whose round is given learn from their memories: `Agent.learn`."""
-        drawn = [
-            None if round_num is None else agent.draw(round_num)
-            for agent, round_num in zip(self.agents, rounds, strict=True)
-        ]
-        if all(entries is None for entries in drawn):
-            return [Lesson(None, 0)] * len(drawn)
+        drawn = {
+            r: entries
+            for r, (agent, round_num) in enumerate(zip(self.agents, rounds, strict=True))
+            if round_num is not None and (entries := agent.draw(round_num)) is not None
+        }
+        lessons = [Lesson(None, 0)] * len(self.agents)
+        if not drawn:
+            return lessons
         learner, bank = self._stacked(), self._stacked_memories()
-        task, plan = self._task(bank, drawn)
-        if self._graphed is None:
-            losses = self._study(learner, bank, task, plan.width, plan.full)
-        else:
-            width, rows = bank.width, bank.rows["clients"]  # of fixed shape, to be replayed
-            losses = self._graphed(
-                lambda *tensors: self._study(learner, bank, Task(*tensors), width, False),
-                [tensor.to(self.device) for tensor in task],
+        losses = self._losses(learner, bank, drawn)
+        for r, entries in drawn.items():
+            lessons[r] = Lesson(losses[r], self.agents[r].lesson_flops(entries))
+        return lessons
+
+    def _losses(
+        self, learner: StackedLearner, bank: Bank, drawn: Mapping[int, Tensor]
+    ) -> dict[int, float]:
+        """Let those who drew transitions learn; returns everyone's mean TD loss."""
+        if self._graphed is not None:  # recorded once for everyone, with the room of every round
+            everyone, room = range(len(self.agents)), Room(bank.width, full=False)
+            found = self._graphed(
+                lambda *tensors: self._study(learner, bank, everyone, Task(*tensors), room),
+                [tensor.to(self.device) for tensor in self._task(everyone, drawn)],
                 learner.changed,
-                key=(learner, rows),
+                key=(learner, bank.rows["clients"]),
             )
-        return [
-            Lesson(None, 0) if entries is None else Lesson(loss, agent.lesson_flops(entries))
-            for agent, entries, loss in zip(self.agents, drawn, losses.tolist(), strict=True)
-        ]
+            return dict(enumerate(found.tolist()))
+        who = list(drawn)
+        every = self._task(who, drawn)
+        rooms = dict(zip(who, bank.rooms(every.entries, who), strict=True))
+        losses: dict[int, float] = {}
+        for room, lanes in _alike(rooms).items():
+            found = self._study(learner, bank, lanes, self._task(lanes, drawn), room)
+            losses.update(zip(lanes, found.tolist(), strict=True))
+        return losses
 
     def _stacked(self) -> StackedLearner:
         """Return the agents' learners side by side; stacked anew where one has changed."""
@@ -122,50 +153,52 @@ class Team:
         for agent in self.agents:
             agent.grow_tables(max(other.table_rows for other in self.agents))
 
-    def _task(self, bank: Bank, drawn: Sequence[Tensor | None]) -> tuple[Task, Draw]:
-        """Put the agents' draws `[m, size]` into one task, padded to full mini-batches."""
+    def _task(self, lanes: Sequence[int], drawn: Mapping[int, Tensor]) -> Task:
+        """Put the draws `[m, size]` of some agents into one task, padded to full mini-batches."""
         times, size = self.config.updates_per_round, self.config.batch_size
-        entries = torch.stack(
-            [a.replay.oldest + torch.zeros(times, size).long() for a in self.agents]
-        )
-        weights = torch.zeros(len(drawn), times, size)
-        for r, some in enumerate(drawn):
-            if some is not None:
-                entries[r, :, : some.shape[1]] = some
-                weights[r, :, : some.shape[1]] = 1 / some.shape[1]
-        scales = [agent.scale.numbers(self.config.normalise_history) for agent in self.agents]
-        plan = bank.plan(entries.flatten(1))
-        task = Task(
-            entries=plan.entries,
+        agents = [self.agents[r] for r in lanes]
+        oldest = torch.tensor([agent.replay.oldest for agent in agents])
+        entries = oldest[:, None, None].repeat(1, times, size)
+        weights = torch.zeros(len(lanes), times, size)
+        active = torch.zeros(len(self.agents), 1)
+        for i, r in enumerate(lanes):
+            if r in drawn:
+                count = drawn[r].shape[1]
+                entries[i, :, :count], weights[i, :, :count] = drawn[r], 1 / count
+                active[r] = 1.0
+        scales = [agent.scale.numbers(self.config.normalise_history) for agent in agents]
+        return Task(
+            lanes=torch.tensor(list(lanes))[:, None],
+            entries=entries.flatten(1),
             weights=weights.flatten(1),
-            active=torch.tensor([[float(some is not None)] for some in drawn]),
-            oldest=plan.oldest,
+            active=active,
+            oldest=oldest,
             centre=torch.stack([centre for centre, _ in scales])[:, None, None],
             scale=torch.stack([scale for _, scale in scales])[:, None, None],
         )
-        return task, plan
 
     def _study(
-        self, learner: StackedLearner, bank: Bank, task: Task, width: int, full: bool
+        self, learner: StackedLearner, bank: Bank, lanes: Sequence[int], task: Task, room: Room
     ) -> Tensor:
-        """Take the steps of one lesson; returns the mean TD loss of every agent `[R]`."""
-        batch = bank.gather(task.entries, task.oldest, width)
+        """Take the steps of one lesson; returns the mean TD loss of every agent `[R']`."""
+        batch = bank.gather(task.lanes, task.entries, task.oldest, room.width)
         if self.config.normalise_history:
             batch = batch._replace(obs=_standardised(batch.obs, task))
         times, size = self.config.updates_per_round, self.config.batch_size
         once = self.config.targets_once
-        targets = self._targets(learner, bank, task, batch.returns, width, full) if once else None
-        losses = []
+        targets = self._targets(learner, bank, lanes, task, batch.returns, room) if once else None
+        losses = torch.zeros(len(lanes), device=self.device)
         for i in range(times):
             part = slice(i * size, (i + 1) * size)
             some, weights = batch.part(part), task.weights[:, part]
             if targets is None:
                 own = task._replace(entries=task.entries[:, part])
-                y = self._targets(learner, bank, own, some.returns, width, full)
+                y = self._targets(learner, bank, lanes, own, some.returns, room)
             else:
                 y = targets[:, part]
-            seen = arrange(some.obs, self.config.heads, full)
-            q = q_values(self.net, learner.online.tensors, seen)[0]
+            seen = arrange(some.obs, self.config.heads, room.full)
+            online = learner.online.of(lanes)
+            q = q_values(self.net, online, seen)[0]
             value = set_value(q.flatten(0, 1), some.chosen.flatten(0, 1)).view(y.shape)
             wrong = F.mse_loss if self.config.loss == "mse" else F.smooth_l1_loss
             each = wrong(value, y, reduction="none")  # [R, B] or [R, B, C]
@@ -173,21 +206,21 @@ class Team:
             loss = (each * weights).sum(dim=1)  # [R]
             total = loss.sum()
             if self.config.aux_weight:
-                found = histogram(self.net, learner.online.tensors, seen)
+                found = histogram(self.net, online, seen)
                 total = total + self._histogram_loss(found, some, weights)
             learner.step(total, task.active)
-            losses.append(loss.detach())
-        return torch.stack(losses).mean(dim=0)
+            losses += loss.detach()
+        return losses / times
 
     @torch.no_grad()
     def _targets(
         self,
         learner: StackedLearner,
         bank: Bank,
+        lanes: Sequence[int],
         task: Task,
         returns: Tensor,
-        width: int,
-        full: bool,
+        room: Room,
     ) -> Tensor:
         """Return y `[R, B]` or `[R, B, C]`: the online networks pick, the target networks judge.
 
@@ -197,16 +230,16 @@ class Team:
         entries, places = task.entries, None
         if self._graphed is None:
             entries, places = distinct(task.entries)
-        later = bank.later(entries, task.oldest, width)
+        later = bank.later(task.lanes, entries, task.oldest, room.width)
         obs = _standardised(later.obs, task) if self.config.normalise_history else later.obs
-        seen = arrange(obs, self.config.heads, full)
+        seen = arrange(obs, self.config.heads, room.full)
 
         def values(parameters: Parameters) -> Tensor:
             return q_values(self.net, parameters, seen)[0].flatten(0, 1)  # [R * U, V]
 
-        scores = class_scores(values(learner.online.tensors), self.config.per_class_score)
+        scores = class_scores(values(learner.online.of(lanes)), self.config.per_class_score)
         best = top_members(scores, obs.mask.flatten(0, 1), later.k.flatten())
-        future = set_value(values(learner.target.tensors), best)
+        future = set_value(values(learner.target.of(lanes)), best)
         future = future.view(*entries.shape, *future.shape[1:])  # [R, U] or [R, U, C]
         if places is not None:
             future = torch.stack([row[where] for row, where in zip(future, places, strict=True)])
@@ -218,6 +251,14 @@ class Team:
         apart = (found - batch.histogram.nan_to_num()).abs().mean(dim=2)
         each = torch.where(known, apart, 0.0).sum(dim=1) / known.sum(dim=1).clamp_min(1)
         return self.config.aux_weight * each.sum()
+
+
+def _alike(kinds: Mapping[int, _Kind]) -> dict[_Kind, list[int]]:
+    """Return the lanes of every kind."""
+    lanes: dict[_Kind, list[int]] = {}
+    for lane, kind in kinds.items():
+        lanes.setdefault(kind, []).append(lane)
+    return lanes
 
 
 def _standardised(obs: Observation, task: Task) -> Observation:
