@@ -34,9 +34,9 @@ def greedy_share(world: ShuffledLabels | OldCue, settings: AgentConfig, rounds: 
 
 
 def test_clients_with_shuffled_labels_are_avoided() -> None:
-    """Defaults but for a faster epsilon schedule (0.02 for 0.005); 100 rounds, 10 visible, k=3."""
+    """Defaults but for a faster epsilon schedule (0.02 for 0.005); 160 rounds, 10 visible, k=3."""
     settings = AgentConfig(epsilon_decay=0.02)
-    shares = [greedy_share(ShuffledLabels(seed), settings, rounds=100) for seed in range(5)]
+    shares = [greedy_share(ShuffledLabels(seed), settings, rounds=160) for seed in range(5)]
     assert sum(share < 0.1 for share in shares) >= 4, shares
 
 

@@ -12,6 +12,7 @@ from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
 from fedglimpse.rl.agent import Agent
 from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.observation import Observation
+from fedglimpse.rl.stack import StackedLearner
 from fedglimpse.rl.stacked_q import arrange, histogram, q_values
 from fedglimpse.types import View
 
@@ -176,3 +177,22 @@ def test_padding_changes_no_q_in_a_stack() -> None:
     shares = histogram(nets[0], p, arrange(obs, heads, full=True))
     expected = [net.histogram(Observation(*(v[r] for v in obs))) for r, net in enumerate(nets)]
     torch.testing.assert_close(shares, torch.stack(expected))
+
+
+def test_both_ways_to_step_by_adam_agree() -> None:
+    """One records into a CUDA graph, the other is the fused kernel of a CPU."""
+    plain, fused = (
+        StackedLearner([selector(seed, weight_decay=0.1).agent.learner for seed in range(3)])
+        for _ in range(2)
+    )
+    assert len(plain._evenly) == 2  # identities are spared weight decay
+    draw = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for step in range(6):
+            gradient = torch.randn(plain.online.rows.shape, generator=draw)
+            active = torch.tensor([[1.0], [float(step > 2)], [float(step % 2)]])
+            plain._adam(gradient.clone(), active)
+            fused._fused_adam(gradient.clone(), active)
+    for mine, other in zip(plain.changed, fused.changed, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+    assert plain.steps.flatten().tolist() == [6.0, 3.0, 3.0]

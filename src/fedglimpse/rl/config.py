@@ -27,7 +27,7 @@ class AgentConfig:
 
     # The Q-network.
     d_token: int = 64  # width of a token
-    heads: int = 2  # attention heads; must divide d_token
+    heads: int = 1  # attention heads; must divide d_token
     encoder: str = "attention"  # attention; mlp: the ablation without any attention
     spatial_attention: bool = True  # False: clients do not look at each other
     temporal_attention: bool = True  # False: the history branch is cut off
@@ -167,6 +167,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "exploration": "partial",
         "learn_start": 39,
         "d_token": 128,
+        "heads": 2,
         "targets_once": False,
         "identity_decay": True,
     },

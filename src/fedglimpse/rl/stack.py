@@ -8,6 +8,7 @@ optimizers; its steps are those of `torch.optim`, row by row (`rl/dqn.py` is the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -58,9 +59,9 @@ class StackedLearner:
         groups = first.optimizer.param_groups
         self.lr: float = groups[0]["lr"]
         decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
-        self.decay = torch.cat(
-            [p.new_full((p.numel(),), decay[id(p)]) for p in first.online.parameters()]
-        )  # [P]
+        sizes = [(p.numel(), float(decay[id(p)])) for p in first.online.parameters()]
+        self.decay = torch.cat([self.online.rows.new_full((n,), rate) for n, rate in sizes])  # [P]
+        self._evenly = _runs(sizes)
         self.mean, self.square = torch.zeros(2, *self.online.rows.shape, device=self.decay.device)
         self.steps = torch.zeros(len(learners), 1, device=self.decay.device)
         if self.adam:
@@ -97,15 +98,19 @@ class StackedLearner:
             if self.grad_clip > 0:
                 norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
                 gradient *= (self.grad_clip / (norm + _CLIP_EPS)).clamp(max=1.0)
-            gradient = torch.addcmul(gradient, self.online.rows, self.decay)
-            if self.adam:
+            if self.adam and gradient.device.type == "cpu":
+                self._fused_adam(gradient, active)
+            elif self.adam:
                 self._adam(gradient, active)
             else:
+                gradient = torch.addcmul(gradient, self.online.rows, self.decay)
                 self.online.rows.addcmul_(gradient, active, value=-self.lr)
             self.target.rows.lerp_(self.online.rows, self.tau * active)
 
     def _adam(self, gradient: Tensor, active: Tensor) -> None:
+        """Step all rows at once, without a look at who is active: a CUDA graph records this."""
         fast, slow = _BETAS
+        gradient = torch.addcmul(gradient, self.online.rows, self.decay)
         self.steps += active
         self.mean.lerp_(gradient, (1 - fast) * active)
         self.square.lerp_(gradient.square(), (1 - slow) * active)
@@ -113,6 +118,21 @@ class StackedLearner:
         size = active * (self.lr / (1 - fast**later))  # [R, 1]
         deviation = (self.square * (1 / (1 - slow**later))).sqrt_().add_(_EPS)
         self.online.rows.addcmul_(self.mean / deviation, size, value=-1.0)
+
+    def _fused_adam(self, gradient: Tensor, active: Tensor) -> None:
+        """Step the active rows by the kernel of `torch.optim.Adam(fused=True)`."""
+        self.steps += active
+        rows = [r for r, (flag,) in enumerate(active.tolist()) if flag]
+        steps = [self.steps[r, 0] for r in rows]
+        for part, decay in self._evenly:
+            weights, gradients, means, squares = (
+                [matrix[r, part] for r in rows]
+                for matrix in (self.online.rows, gradient, self.mean, self.square)
+            )
+            torch._fused_adam_(
+                weights, gradients, means, squares, [], steps, lr=self.lr, beta1=_BETAS[0],
+                beta2=_BETAS[1], weight_decay=decay, eps=_EPS, amsgrad=False, maximize=False,
+            )  # fmt: skip
 
     def _take_memories(self) -> None:
         """Copy the optimizers' memories and let them see these from now on."""
@@ -129,6 +149,17 @@ class StackedLearner:
                 if "step" in memory:
                     self.steps[r] = memory["step"]
                 memory["step"] = self.steps[r, 0]
+
+
+def _runs(sizes: Sequence[tuple[int, float]]) -> list[tuple[slice, float]]:
+    """Join neighbours of the same weight decay, given as (numbers, decay)."""
+    runs: list[tuple[slice, float]] = []
+    at = 0
+    for decay, group in groupby(sizes, key=lambda pair: pair[1]):
+        end = at + sum(size for size, _ in group)
+        runs.append((slice(at, end), decay))
+        at = end
+    return runs
 
 
 def _marks(learner: DoubleDQN[Any]) -> list[int]:

@@ -187,6 +187,7 @@ class Team:
         times, size = self.config.updates_per_round, self.config.batch_size
         once = self.config.targets_once
         targets = self._targets(learner, bank, lanes, task, batch.returns, room) if once else None
+        whole = arrange(batch.obs, self.config.heads, room.full)
         losses = torch.zeros(len(lanes), device=self.device)
         for i in range(times):
             part = slice(i * size, (i + 1) * size)
@@ -196,7 +197,7 @@ class Team:
                 y = self._targets(learner, bank, lanes, own, some.returns, room)
             else:
                 y = targets[:, part]
-            seen = arrange(some.obs, self.config.heads, room.full)
+            seen = whole.part(part)
             online = learner.online.of(lanes)
             q = q_values(self.net, online, seen)[0]
             value = set_value(q.flatten(0, 1), some.chosen.flatten(0, 1)).view(y.shape)
