@@ -99,18 +99,6 @@ class Bank:
         """Room for visible clients in a row."""
         return self.rows["ids"].shape[2]
 
-    def rooms(self, entries: Tensor, lanes: Sequence[int]) -> list[Room]:
-        """Say how much room the transitions of some agents at `entries` `[R', B]` need."""
-        visible = torch.stack([self.replays[r].rows["visible"] for r in lanes])
-        both = torch.cat([entries, entries + self.first.n_step], dim=1) % self.first.capacity
-        least, most = visible.gather(1, both).aminmax(dim=1)
-        past = (entries.amin(dim=1) - self.first.history).tolist()
-        numbers = zip(lanes, least.tolist(), most.tolist(), past, strict=True)
-        return [
-            Room(width := max(high, LEAST), low == width and begin >= self.replays[r].oldest)
-            for r, low, high, begin in numbers
-        ]
-
     def gather(self, lanes: Tensor, entries: Tensor, oldest: Tensor, width: int) -> Transitions:
         """Build transitions; all arguments but `width` lie where the rows do.
 
@@ -159,6 +147,14 @@ def _wide(name: str, rows: Tensor, width: int) -> Tensor:
     if name not in _BY_SLOT:
         return rows
     return F.pad(rows, (0,) * 2 * (rows.dim() - 2) + (0, width - rows.shape[1]))
+
+
+def room_for(replay: Replay, entries: Tensor) -> Room:
+    """Say how much room the transitions of an agent at `entries` need, with all they lead to."""
+    both = torch.stack([entries, entries + replay.n_step]) % replay.capacity
+    low, high = (int(count) for count in replay.rows["visible"][both].aminmax())
+    width = max(high, LEAST)
+    return Room(width, low == width and int(entries.min()) - replay.history >= replay.oldest)
 
 
 def distinct(entries: Tensor) -> tuple[Tensor, Tensor]:

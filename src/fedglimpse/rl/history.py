@@ -64,6 +64,7 @@ class RunningScale:
         self._count = 0
         self._mean = torch.zeros(dim, dtype=torch.float64)
         self._squares = torch.zeros(dim, dtype=torch.float64)  # summed squared deviations
+        self._numbers: tuple[Tensor, Tensor] | None = None  # worked out once after every `add`
 
     def add(self, sketch: Tensor) -> None:
         """Count one more sketch `[D]`."""
@@ -72,14 +73,17 @@ class RunningScale:
         before = wide - self._mean
         self._mean += before / self._count
         self._squares += before * (wide - self._mean)
+        self._numbers = None
 
     def numbers(self, use: bool = True) -> tuple[Tensor, Tensor]:
         """Return what to subtract and to multiply by, `[D]` each; 0 and 1 where not in `use`."""
         if not use:
             return torch.zeros_like(self._mean).float(), torch.ones_like(self._mean).float()
-        std = (self._squares / max(self._count, 1)).sqrt()
-        scale = torch.where(std > 1e-12, 1.0 / std.clamp_min(1e-12), 0.0).float()
-        return self._mean.float(), scale
+        if self._numbers is None:
+            std = (self._squares / max(self._count, 1)).sqrt()
+            scale = torch.where(std > 1e-12, 1.0 / std.clamp_min(1e-12), 0.0).float()
+            self._numbers = self._mean.float(), scale
+        return self._numbers
 
     def __call__(self, sketches: Tensor) -> Tensor:
         """Standardise `[..., D]`; a coordinate that never varied becomes zero."""
@@ -98,3 +102,4 @@ class RunningScale:
         """Continue from `state`."""
         self._count = state["count"]
         self._mean, self._squares = state["mean"].clone(), state["squares"].clone()
+        self._numbers = None

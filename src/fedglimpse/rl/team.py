@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedglimpse.rl.agent import Agent, Glance, Lesson, Sight
 from fedglimpse.rl.attention import entropy
-from fedglimpse.rl.bank import LEAST, Bank, Room, Transitions, distinct
+from fedglimpse.rl.bank import LEAST, Bank, Room, Transitions, distinct, room_for
 from fedglimpse.rl.dqn import class_scores, set_value, top_members
 from fedglimpse.rl.graphed import Graphed
 from fedglimpse.rl.history import LIMIT
@@ -125,9 +125,7 @@ class Team:
                 key=(learner, bank.rows["clients"]),
             )
             return dict(enumerate(found.tolist()))
-        who = list(drawn)
-        every = self._task(who, drawn)
-        rooms = dict(zip(who, bank.rooms(every.entries, who), strict=True))
+        rooms = {r: room_for(self.agents[r].replay, entries) for r, entries in drawn.items()}
         losses: dict[int, float] = {}
         for room, lanes in _alike(rooms).items():
             found = self._study(learner, bank, lanes, self._task(lanes, drawn), room)
