@@ -14,6 +14,7 @@ from fedglimpse.errors import UserError
 from fedglimpse.sim.jobs import Jobs, LocalTrainer
 from fedglimpse.sim.lane import Lane
 from fedglimpse.sim.reports import TrainedClients
+from fedglimpse.types import LocalObjective
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _run(
 
 def _table(lanes: Sequence[Lane], tasks: Sequence[_Task]) -> tuple[Tensor, Jobs]:
     """Return the start states `[S, d]` and the jobs of some tasks."""
-    start, index, keys, visits, rows, objectives = [], [], [], [], [], []
+    start, index, keys, visits, rows, wishes = [], [], [], [], [], []
     count = 0  # rows of `start`
     for task in tasks:
         lane, objective = lanes[task.r], lanes[task.r].method.objective
@@ -120,21 +121,28 @@ def _table(lanes: Sequence[Lane], tasks: Sequence[_Task]) -> tuple[Tensor, Jobs]
         keys += [rng.key(lane.seed, "train", lane.round_num, i) for i in ids]
         visit = lane.round_num * lane.k + task.first
         visits += [visit + i if objective.block_cycle else -1 for i in range(len(ids))]
-        objectives += [objective] * len(ids)
+        wishes += [_wishes(objective)] * len(ids)
         rows += [lane.population.rows[i] for i in ids]
-    jobs = Jobs(
-        start=torch.tensor(index),
-        keys=torch.tensor(keys),
-        rows=pad_sequence(rows, batch_first=True),
-        sizes=torch.tensor([len(own) for own in rows]),
-        mu=torch.tensor([float(o.proximal_mu) for o in objectives]),
-        squared=torch.tensor([o.proximal_squared for o in objectives]),
-        distill=torch.tensor([float(o.distill) for o in objectives]),
-        temperature=torch.tensor([float(o.temperature) for o in objectives]),
-        visit=torch.tensor(visits),
+    states, sizes = torch.cat(start), [len(own) for own in rows]
+    whole = torch.tensor([index, keys, sizes, visits]).to(states.device)  # [4, J] in one transfer
+    real = torch.tensor(list(zip(*wishes, strict=True))).to(states.device)  # [4, J]
+    return states, Jobs(
+        start=whole[0],
+        keys=whole[1],
+        rows=pad_sequence(rows, batch_first=True).to(states.device),
+        sizes=whole[2],
+        mu=real[0],
+        squared=real[1].bool(),
+        distill=real[2],
+        temperature=real[3],
+        visit=whole[3],
     )
-    states = torch.cat(start)
-    return states, jobs.to(states.device)
+
+
+def _wishes(objective: LocalObjective) -> tuple[float, float, float, float]:
+    """Return what a job minimises, as numbers."""
+    squared = float(objective.proximal_squared)
+    return objective.proximal_mu, squared, objective.distill, objective.temperature
 
 
 def _joined(parts: Sequence[Finished]) -> Finished:
