@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fedglimpse.layout import Layout
 from fedglimpse.needs import CATALOGUE
-from fedglimpse.sim import precision
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import BATCH, distance, mean_gradient
 from fedglimpse.sim.reports import TrainedClients, cosines
@@ -91,7 +90,7 @@ def test_lanes_that_report_together_say_what_each_says_alone(
         return [{**view.reports, **view.server} for view in shown if view is not None]
 
     apart = views()
-    monkeypatch.setattr(precision, "APART", ())
+    monkeypatch.setattr("fedglimpse.sim.precision.APART", ())
     together = views()
     assert len(apart) == len(together) == 3
     for ours, theirs in zip(together, apart, strict=True):

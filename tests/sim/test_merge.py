@@ -14,8 +14,6 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.aggregate import TemporalWindow, WeightedDelta
 from fedglimpse.methods.fedawac import ConsistencyWindow, Options
-from fedglimpse.sim import merge as merging
-from fedglimpse.sim import precision
 from fedglimpse.sim.lane import Lane, Upload
 from fedglimpse.sim.merge import merge_key, step_alone, step_together
 from fedglimpse.sim.reports import TrainedClients, pick_each
@@ -125,8 +123,8 @@ def test_rounds_that_merge_together_go_as_on_a_cpu(
     ours, theirs = world(), world()
     for _ in range(4):
         expected = small.play(theirs)
-        monkeypatch.setattr(precision, "APART", ())
-        monkeypatch.setattr(merging, "FLOATS", floats)
+        monkeypatch.setattr("fedglimpse.sim.precision.APART", ())
+        monkeypatch.setattr("fedglimpse.sim.merge.FLOATS", floats)
         found = small.play(ours)
         monkeypatch.undo()
         torch.testing.assert_close(ours.states, theirs.states, rtol=1e-5, atol=1e-5)

@@ -123,7 +123,7 @@ def _table(lanes: Sequence[Lane], tasks: Sequence[_Task]) -> tuple[Tensor, Jobs]
         visits += [visit + i if objective.block_cycle else -1 for i in range(len(ids))]
         wishes += [_wishes(objective)] * len(ids)
         rows += [lane.population.rows[i] for i in ids]
-    states, sizes = torch.cat(start), [len(own) for own in rows]
+    states, sizes = torch.cat(start), [own.numel() for own in rows]
     whole = torch.tensor([index, keys, sizes, visits]).to(states.device)  # [4, J] in one transfer
     real = torch.tensor(list(zip(*wishes, strict=True))).to(states.device)  # [4, J]
     return states, Jobs(
