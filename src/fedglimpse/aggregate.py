@@ -85,7 +85,7 @@ class TemporalWindow(WeightedDelta):
 
     def state_dict(self) -> dict[str, Any]:
         """The models still in the window."""
-        return {"past": list(self.past)}
+        return {"past": [model.clone() for model in self.past]}  # not with the rows beside it
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the models of `state`."""

@@ -62,6 +62,9 @@ class Overlapping:
     overlap: int = 0
     order: Literal["random", "cyclic"] = "random"
     _rings: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _clusters: dict[tuple[int, int], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         _check_clients(self.num_clients)
@@ -82,6 +85,12 @@ class Overlapping:
 
     def cluster(self, seed: int, index: int) -> Tensor:
         """Return the sorted ids of one cluster of the run with this seed."""
+        if (seed, index) not in self._clusters:
+            self._clusters[seed, index] = self._arc(seed, index)
+        return self._clusters[seed, index]  # [V]
+
+    def _arc(self, seed: int, index: int) -> Tensor:
+        """Cut one cluster out of the ring of the run with this seed."""
         if seed not in self._rings:
             self._rings[seed] = torch.randperm(
                 self.num_clients, generator=rng.generator(seed, "clusters")

@@ -111,6 +111,17 @@ def test_lanes_together_equal_lanes_alone() -> None:
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
 
 
+def test_lanes_report_and_merge_together_as_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = noise_rounds("har", [3, 4, 5], 2)
+    monkeypatch.setattr("fedglimpse.sim.precision.APART", ("cpu", "cuda"))
+    apart = noise_rounds("har", [3, 4, 5], 2)
+    assert [r["selected"] for r in together] == [r["selected"] for r in apart]
+    for ours, theirs in zip(together, apart, strict=True):
+        assert ours["weights"] == theirs["weights"]
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
+        assert ours["reward"] == pytest.approx(theirs["reward"], abs=5e-3)
+
+
 @pytest.fixture
 def small_card() -> Iterator[None]:
     """Let this process use 16 GiB at most."""

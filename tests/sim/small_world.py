@@ -91,11 +91,13 @@ class Poisoned:
 
     trainer: LocalTrainer
     first_rows: Sequence[int]
+    value: float = torch.nan
+    place: int = 3  # in the state
 
     def train(self, start: Tensor, jobs: Jobs) -> Trained:
         trained = self.trainer.train(start, jobs)
         states = trained.states.clone()
-        states[torch.isin(jobs.rows[:, 0], torch.tensor(self.first_rows)), 3] = torch.nan
+        states[torch.isin(jobs.rows[:, 0], torch.tensor(self.first_rows)), self.place] = self.value
         return replace(trained, states=states)
 
 

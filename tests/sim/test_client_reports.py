@@ -77,6 +77,26 @@ def test_reports_about_trained_models() -> None:
     assert (reports["rms_loss"] >= reports["train_loss"] - 0.2).all()  # batches weigh unequally
 
 
+def test_lanes_that_report_together_say_what_each_says_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def views() -> list[dict[str, Tensor]]:
+        selectors = [small.Fixed([0], needs=TRAINED | SERVER) for _ in range(3)]
+        some = [
+            small.lane(Method(one, small.Watching()), seed=seed, visible=range(3 + seed))
+            for seed, one in enumerate(selectors)
+        ]
+        shown = small.world(some).observe()
+        return [{**view.reports, **view.server} for view in shown if view is not None]
+
+    apart = views()
+    monkeypatch.setattr("fedglimpse.sim.precision.APART", ())
+    together = views()
+    assert len(apart) == len(together) == 3
+    for ours, theirs in zip(together, apart, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_rms_loss_is_over_examples_not_batches() -> None:
     """With a rate of almost 0 the model stays, and both losses follow from it."""
     selector = small.Fixed([0], needs=frozenset({"rms_loss", "train_loss"}))

@@ -164,6 +164,67 @@ class TestStarts:
             small.play(there)
 
 
+class TestJobs:
+    def test_every_lane_asks_for_what_it_asks_alone(self) -> None:
+        def lanes() -> list[small.Lane]:
+            return [
+                small.lane(method([3, 0, 2], proximal_mu=0.5, proximal_squared=False), seed=0),
+                small.lane(Method(small.Fixed([1]), Own(), LocalObjective(distill=0.5)), seed=1),
+                small.lane(method([4, 3], block_cycle=True), seed=2, round_num=7),
+            ]
+
+        def asked(some: list[small.Lane]) -> list[tuple[Any, ...]]:
+            there, found = small.world(some), []
+            train = there.trainer.train
+
+            def noted(start: Tensor, jobs: Jobs) -> Trained:
+                for i in range(len(jobs)):
+                    job = jobs.pick(torch.tensor([i]))
+                    begins = start[job.start].tolist()
+                    fields = (v.tolist() for k, v in vars(job).items() if k != "start")
+                    found.append((begins, *fields))
+                return train(start, jobs)
+
+            there.trainer.train = noted  # type: ignore[method-assign]
+            small.play(there)
+            return found
+
+        alone = [job for r in range(3) for job in asked([lanes()[r]])]
+        assert asked(lanes()) == alone
+        mu, squared, distill, temperature, visit = zip(*(job[4:] for job in alone), strict=True)
+        assert mu == ([0.5],) * 3 + ([0.0],) * 3
+        assert squared == ([False],) * 3 + ([True],) * 3
+        assert distill == ([0.0],) * 3 + ([0.5],) + ([0.0],) * 2
+        assert temperature == ([2.0],) * 6
+        assert visit == ([-1],) * 4 + ([21], [22])
+
+
+class Shy:
+    """Nobody but client 0 in odd rounds."""
+
+    def visible(self, seed: int, round_num: int) -> Tensor:
+        return torch.arange(1 if round_num % 2 else 5)
+
+
+def test_a_lane_that_sits_out_changes_nothing_for_others() -> None:
+    def lanes() -> list[small.Lane]:
+        some = [small.lane(method([0, 1]), seed=seed, min_visible=2) for seed in range(3)]
+        for lane in some:
+            lane.population = small.population((12 + lane.seed, 9, 20, 5, 16 - lane.seed))
+        some[1].visibility = Shy()
+        return some
+
+    together = small.world(lanes())
+    found = [small.play(together) for _ in range(4)]
+    together.retire(together.lanes[:1])
+    found.append([found[0][0], *small.play(together)])
+    for r in range(3):
+        single = small.world([lanes()[r]])
+        for records in found[: 4 if r == 0 else 5]:
+            expected = small.play(single)[0] | {"lane": records[r]["lane"]}
+            assert records[r] == expected
+
+
 class TestFailures:
     @pytest.mark.parametrize("needs", [frozenset(), POST])
     def test_a_client_that_is_not_finite_is_left_out(self, needs: frozenset[str]) -> None:
@@ -189,6 +250,17 @@ class TestFailures:
         assert record["rejected"] == [0, 1]
         assert record["selected"] == record["weights"] == []
         assert record["train_loss"] is None
+
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+    @pytest.mark.parametrize("place", [0, -1])
+    def test_nothing_that_is_not_finite_gets_in(self, value: float, place: int) -> None:
+        there = small.world([small.lane(method([0, 1, 2]))])
+        rows = [int(there.lanes[0].population.rows[1][0])]
+        there.trainer = small.Poisoned(there.trainer, rows, value, place)
+        record = small.play(there)[0]
+        assert record["rejected"] == [1]
+        assert record["selected"] == [0, 2]
+        assert there.states.isfinite().all()
 
     def test_infinite_features_are_a_failure_too(self) -> None:
         people = small.population()

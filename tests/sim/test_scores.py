@@ -25,6 +25,18 @@ def test_scores_are_those_of_sklearn(seed: int) -> None:
     assert found.predicted.tolist() == pytest.approx((guess.bincount(minlength=6) / 40).tolist())
 
 
+@pytest.mark.parametrize("classes", [2, 6, 10, 62])
+def test_many_models_score_bit_for_bit_as_one(classes: int) -> None:
+    draw = rng.generator(classes, "scores")
+    logits = torch.randn(7, 50, classes, generator=draw)
+    y = torch.randint(0, classes, (7, 50), generator=draw)
+    for s, ours in enumerate(scores_of(logits, y, classes)):
+        alone = scores_of(logits[s : s + 1], y[s : s + 1], classes)[0]
+        for name, value in vars(alone).items():
+            same = torch.equal if isinstance(value, torch.Tensor) else float.__eq__
+            assert same(getattr(ours, name), value), name
+
+
 def scores(f1: float, accuracy: float, per_class: list[float]) -> Scores:
     return Scores(accuracy, f1, torch.tensor(per_class), 0.0, torch.zeros(len(per_class)))
 

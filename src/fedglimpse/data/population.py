@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse import rng
 from fedglimpse.data import partition as cut
@@ -57,11 +58,9 @@ class Population:
             Row numbers, padded with 0 to the largest of these clients `[J, n_max]`, and how many
             of each line are real `[J]`.
         """
-        sizes = self.sizes[ids.cpu()]  # [J]
-        table = torch.zeros(len(sizes), int(sizes.max()) if len(sizes) else 0, dtype=torch.long)
-        for line, client in enumerate(ids.tolist()):
-            table[line, : sizes[line]] = self.rows[client]
-        return table, sizes
+        rows = [self.rows[client] for client in ids.tolist()]
+        empty = torch.zeros(0, 0, dtype=torch.long)
+        return pad_sequence(rows, batch_first=True) if rows else empty, self.sizes[ids.cpu()]
 
     def label_histogram(self, ids: Tensor) -> Tensor:
         """Return how many rows of each class some clients hold `[J, C]`, int64."""

@@ -48,16 +48,14 @@ def scores_of(logits: Tensor, y: Tensor, num_classes: int) -> list[Scores]:
     confusion = confusion.view(models, num_classes, num_classes)  # [S, true, predicted]
     hits, true, guessed = confusion.diagonal(dim1=1, dim2=2), confusion.sum(2), confusion.sum(1)
     f1 = 2 * hits / (true + guessed).clamp(min=1)
-    return [
-        Scores(
-            accuracy=float(hits[s].sum() / examples),
-            macro_f1=float(f1[s].mean()),
-            per_class_f1=f1[s].float(),
-            loss=float(loss[s]),
-            predicted=(guessed[s] / examples).float(),
-        )
-        for s in range(models)
-    ]
+    columns = (
+        (hits.sum(1) / examples).tolist(),
+        f1.mean(1).tolist(),
+        f1.float().unbind(),
+        loss.tolist(),
+        (guessed / examples).float().unbind(),
+    )
+    return [Scores(*values) for values in zip(*columns, strict=True)]
 
 
 class Evaluator:

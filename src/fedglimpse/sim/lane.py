@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedglimpse import needs as catalogue
@@ -46,6 +47,7 @@ class LaneRound:
     """What one lane has seen and done in the current round."""
 
     visible: list[int]  # all visible, also clients without data or whose update was refused
+    examples: dict[int, int]  # how many each of the visible holds
     ids: Tensor  # [V] those that can be chosen
     idle: bool  # too few are visible: the round passes without training
     clients: TrainedClients | None = None  # of `ids`, where they train before the choice
@@ -61,26 +63,30 @@ class LaneRound:
     def begin(lane: Lane) -> LaneRound:
         """See who is there."""
         visible = lane.visibility.visible(lane.seed, lane.round_num)
-        ids = visible[lane.population.sizes[visible] > 0]
-        return LaneRound(visible.tolist(), ids, idle=len(ids) < lane.min_visible)
+        names, sizes = visible.tolist(), lane.population.sizes[visible].tolist()
+        ids = visible if all(sizes) else visible[torch.tensor(sizes) > 0]
+        examples = dict(zip(names, sizes, strict=True))
+        return LaneRound(names, examples, ids, idle=len(ids) < lane.min_visible)
 
     def activity(self, lane: Lane, selector_flops: int) -> Activity:
         """Count what the round did; nothing is asked of anyone in a round that passes idle."""
         happened = self.view is not None or bool(self.trained)
         visible = self.visible if happened else []
-        sizes = lane.population.sizes
         return Activity(
             needs=lane.method.selector.needs if happened else frozenset(),
             needs_after=lane.needs_after if self.view is not None else frozenset(),
             visible=len(visible),
-            visible_examples=int(sizes[visible].sum()),
+            visible_examples=self._examples_of(visible),
             trained=len(self.trained),
-            trained_examples=int(sizes[self.trained].sum()),
+            trained_examples=self._examples_of(self.trained),
             chosen=len(self.selected),
-            chosen_examples=int(sizes[self.selected].sum()),
+            chosen_examples=self._examples_of(self.selected),
             selector_flops=selector_flops,
             taught=lane.method.objective.distill > 0,
         )
+
+    def _examples_of(self, ids: Sequence[int]) -> int:
+        return sum(self.examples[i] for i in ids)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Numeric precision of the heavy arithmetic: fp32, tf32 or bf16."""
+"""Numeric precision: fp32, tf32 or bf16; and where the same bits are owed to every lane."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from fedglimpse.errors import UserError
 
 Precision = Literal["fp32", "tf32", "bf16"]
+
+APART = ("cpu",)  # on other devices fewer passes are worth more than the last bits
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:
@@ -36,3 +38,8 @@ def numerics(device: torch.device, precision: Precision) -> Iterator[None]:
     finally:
         torch.backends.cuda.matmul.allow_tf32 = matmul
         torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def apart(device: torch.device) -> bool:
+    """True where every lane is computed apart, so that its bits are those it would find alone."""
+    return device.type in APART

@@ -12,6 +12,7 @@ from fedglimpse.data.population import Population
 from fedglimpse.needs import CATALOGUE
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import distance, mean_gradients
+from fedglimpse.sim.precision import apart
 
 Sketch = Callable[[Tensor], Tensor]  # [..., parameters] -> [..., D]
 
@@ -33,15 +34,25 @@ class TrainedClients:
 
     def pick(self, slots: Tensor) -> TrainedClients:
         """Return the clients at these positions, in this order."""
-        places = slots.to(self.states.device)
-        common = self.starts.stride(0) == 0  # all started from the same state: nothing to copy
-        return TrainedClients(
-            ids=self.ids[slots],
-            starts=self.starts[: len(slots)] if common else self.starts[places],
-            states=self.states[places],
-            loss=self.loss[slots],
-            squared_loss=self.squared_loss[slots],
-        )
+        return pick_each([self], [slots])[0]
+
+
+def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> list[TrainedClients]:
+    """Pick some clients of every lane, by position; their states are copied in one go."""
+    if not clients:
+        return []
+    counts, rows = [len(places) for places in slots], []
+    for one, places in zip(clients, slots, strict=True):
+        own = one.states.unbind()
+        rows += [own[i] for i in places.tolist()]
+    states = torch.stack(rows) if rows else clients[0].states[:0]
+    picked = []
+    for one, places, part in zip(clients, slots, states.split(counts), strict=True):
+        common = one.starts.stride(0) == 0  # all started from the same state: nothing to copy
+        starts = one.starts[: len(places)] if common else one.starts[places.to(part.device)]
+        losses = one.loss[places], one.squared_loss[places]
+        picked.append(TrainedClients(one.ids[places], starts, part, *losses))
+    return picked
 
 
 @dataclass(frozen=True)
@@ -83,9 +94,9 @@ class Reporter:
             "gradient_distance_l2": lambda some: self._distances(some, False),
             "label_histogram": lambda some: [a.population.label_histogram(a.ids) for a in some],
             # phase "trained"
-            "sketch": lambda some: _by_row(some, lambda c: sketch(c.states[:, :cut])),
-            "delta_sketch": lambda some: _by_row(some, lambda c: sketch(c.deltas[:, :cut])),
-            "update_norm": lambda some: _by_row(some, lambda c: c.deltas[:, :cut].norm(dim=1)),
+            "sketch": lambda some: _by_row(some, lambda rows: sketch(rows[:, :cut])),
+            "delta_sketch": lambda some: _by_row(some, lambda rows: sketch(rows[:, :cut]), True),
+            "update_norm": lambda some: _by_row(some, lambda rows: rows[:, :cut].norm(dim=1), True),
             "train_loss": lambda some: [a.trained.loss for a in some],
             "rms_loss": lambda some: [a.trained.squared_loss.sqrt() for a in some],
             "loss_after": self._losses_after,
@@ -93,7 +104,7 @@ class Reporter:
             "proxy_predictions": lambda some: [p.softmax(2) for p in self._proxy_logits(some)],
             "proxy_logits": self._proxy_logits,
             # phase "server": costs the clients nothing
-            "global_sketch": lambda some: [sketch(a.state[:cut]) for a in some],
+            "global_sketch": lambda some: _by_lane(some, lambda rows: sketch(rows[..., :cut])),
             "proxy_histogram": self._proxy_histograms,
         }
 
@@ -217,13 +228,22 @@ def _means(losses: Tensor, rows: Sequence[Tensor]) -> Tensor:
     return torch.stack([part.mean() for part in parts]) if rows else losses.new_zeros(0)
 
 
-def _by_row(some: Lanes, compute: Callable[[TrainedClients], Tensor]) -> list[Tensor]:
-    """Compute something of every client's own row; on a GPU, all lanes at once."""
-    if some[0].trained.states.device.type == "cpu":
-        return [compute(a.trained) for a in some]
-    fields = zip(*(vars(a.trained).values() for a in some), strict=True)
-    together = TrainedClients(*(torch.cat(values) for values in fields))
-    return list(compute(together).split([len(a.ids) for a in some]))
+def _by_row(some: Lanes, compute: Callable[[Tensor], Tensor], deltas: bool = False) -> list[Tensor]:
+    """Compute something of every client's state, or its delta; on a GPU, all lanes at once."""
+    clients = [a.trained for a in some]
+    if apart(clients[0].states.device):
+        return [compute(c.deltas if deltas else c.states) for c in clients]
+    rows = torch.cat([c.states for c in clients])
+    if deltas:
+        rows -= torch.cat([c.starts for c in clients])
+    return list(compute(rows).split([len(a.ids) for a in some]))
+
+
+def _by_lane(some: Lanes, compute: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Compute something of every global state; on a GPU, of all lanes at once."""
+    if apart(some[0].state.device):
+        return [compute(a.state) for a in some]
+    return list(compute(_states(some)))
 
 
 def _to_cpu(values: Sequence[Tensor]) -> list[Tensor]:

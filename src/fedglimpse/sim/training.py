@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse import rng
 from fedglimpse.errors import UserError
 from fedglimpse.sim.jobs import Jobs, LocalTrainer
 from fedglimpse.sim.lane import Lane
 from fedglimpse.sim.reports import TrainedClients
+from fedglimpse.types import LocalObjective
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def train_round(
         ids_of: lane -> ids of the clients that train.
     """
     parallel = [r for r in ids_of if lanes[r].method.schedule == "parallel"]
-    tasks = [_Task(r, ids_of[r], _starts(lanes[r], states[r], ids_of[r]), 0) for r in parallel]
-    heads = {r: states[r].clone() for r in ids_of if r not in parallel}  # where each chain stands
+    own = states.clone().unbind()  # [d] each: aggregators may keep what they are given
+    tasks = [_Task(r, ids_of[r], _starts(lanes[r], own[r], ids_of[r]), 0) for r in parallel]
+    heads = {r: own[r] for r in ids_of if r not in parallel}  # where each chain stands
     parts: dict[int, list[Finished]] = {r: [] for r in ids_of}
     for stage in range(max([1, *(len(ids_of[r]) for r in heads)])):
         for r, head in heads.items():
@@ -71,7 +73,7 @@ def train_round(
 
 def _starts(lane: Lane, state: Tensor, ids: Tensor) -> Tensor:
     """Ask a lane's aggregator what these clients train from `[n, d]`."""
-    starts = lane.method.aggregator.starts(state.clone(), ids)
+    starts = lane.method.aggregator.starts(state, ids)
     if starts.shape != (len(ids), len(state)):
         raise UserError(
             f"{type(lane.method.aggregator).__name__}.starts returned shape {tuple(starts.shape)}: "
@@ -88,59 +90,59 @@ def _run(
         return []
     start, jobs = _table(lanes, tasks)
     trained = trainer.train(start, jobs)
-    finite = trained.states.isfinite().all(dim=1).cpu()  # [J]
-    loss, squared_loss = torch.stack([trained.loss, trained.squared_loss]).cpu()
+    least, most = torch.aminmax(trained.states, dim=1)  # [J]; NaN where any float is
+    home = torch.stack([least, most, trained.loss, trained.squared_loss]).cpu()
+    finite, losses = home[:2].isfinite().all(dim=0).tolist(), home[2:]
+    counts = [len(task.ids) for task in tasks]
+    parts = zip(tasks, trained.states.split(counts), losses.split(counts, dim=1), strict=True)
     answers, at = [], 0
-    for task in tasks:
-        part = slice(at, at + len(task.ids))
-        at += len(task.ids)
-        clients = TrainedClients(
-            ids=task.ids,
-            starts=task.starts,
-            states=trained.states[part],
-            loss=loss[part],
-            squared_loss=squared_loss[part],
-        )
-        kept = finite[part].nonzero().flatten()
-        if len(kept) < len(task.ids):
+    for task, states, (loss, squared_loss) in parts:
+        ids, fine = task.ids.tolist(), finite[at : at + len(task.ids)]
+        at += len(ids)
+        clients = TrainedClients(task.ids, task.starts, states, loss, squared_loss)
+        kept = torch.tensor([i for i, ok in enumerate(fine) if ok], dtype=torch.long)
+        if not all(fine):
             clients = clients.pick(kept)
-        rejected = task.ids[~finite[part]].tolist()
+        rejected = [client for client, ok in zip(ids, fine, strict=True) if not ok]
         answers.append((task, Finished(clients, kept + task.first, rejected)))
     return answers
 
 
 def _table(lanes: Sequence[Lane], tasks: Sequence[_Task]) -> tuple[Tensor, Jobs]:
     """Return the start states `[S, d]` and the jobs of some tasks."""
-    start, index, keys, visits, lines, sizes, objectives = [], [], [], [], [], [], []
+    start, index, keys, visits, rows, wishes = [], [], [], [], [], []
     count = 0  # rows of `start`
     for task in tasks:
         lane, objective = lanes[task.r], lanes[task.r].method.objective
-        shared = task.starts.stride(0) == 0
+        ids, shared = task.ids.tolist(), task.starts.stride(0) == 0
         start.append(task.starts[:1] if shared else task.starts)
-        index += [count + (0 if shared else i) for i in range(len(task.ids))]
+        index += [count + (0 if shared else i) for i in range(len(ids))]
         count += len(start[-1])
-        keys += [rng.key(lane.seed, "train", lane.round_num, i) for i in task.ids.tolist()]
-        for i in range(len(task.ids)):
-            objectives.append(objective)
-            visit = lane.round_num * lane.k + task.first + i
-            visits.append(visit if objective.block_cycle else -1)
-        some_lines, some_sizes = lane.population.take(task.ids)
-        lines.append(some_lines)
-        sizes.append(some_sizes)
-    width = max(part.shape[1] for part in lines)
-    jobs = Jobs(
-        start=torch.tensor(index),
-        keys=torch.tensor(keys),
-        rows=torch.cat([F.pad(part, (0, width - part.shape[1])) for part in lines]),
-        sizes=torch.cat(sizes),
-        mu=torch.tensor([float(o.proximal_mu) for o in objectives]),
-        squared=torch.tensor([o.proximal_squared for o in objectives]),
-        distill=torch.tensor([float(o.distill) for o in objectives]),
-        temperature=torch.tensor([float(o.temperature) for o in objectives]),
-        visit=torch.tensor(visits),
+        keys += [rng.key(lane.seed, "train", lane.round_num, i) for i in ids]
+        visit = lane.round_num * lane.k + task.first
+        visits += [visit + i if objective.block_cycle else -1 for i in range(len(ids))]
+        wishes += [_wishes(objective)] * len(ids)
+        rows += [lane.population.rows[i] for i in ids]
+    states, sizes = torch.cat(start), [own.numel() for own in rows]
+    whole = torch.tensor([index, keys, sizes, visits]).to(states.device)  # [4, J] in one transfer
+    real = torch.tensor(list(zip(*wishes, strict=True))).to(states.device)  # [4, J]
+    return states, Jobs(
+        start=whole[0],
+        keys=whole[1],
+        rows=pad_sequence(rows, batch_first=True).to(states.device),
+        sizes=whole[2],
+        mu=real[0],
+        squared=real[1].bool(),
+        distill=real[2],
+        temperature=real[3],
+        visit=whole[3],
     )
-    states = torch.cat(start)
-    return states, jobs.to(states.device)
+
+
+def _wishes(objective: LocalObjective) -> tuple[float, float, float, float]:
+    """Return what a job minimises, as numbers."""
+    squared = float(objective.proximal_squared)
+    return objective.proximal_mu, squared, objective.distill, objective.temperature
 
 
 def _joined(parts: Sequence[Finished]) -> Finished:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,9 +18,10 @@ from fedglimpse.data.dataset import Dataset
 from fedglimpse.sim.evaluate import Evaluator, Scores
 from fedglimpse.sim.jobs import LocalTrainer
 from fedglimpse.sim.lane import Lane, LaneRound, Upload, check_choice, check_lane
-from fedglimpse.sim.reports import Asked, Reporter, TrainedClients, proxy_examples
+from fedglimpse.sim.merge import merge
+from fedglimpse.sim.reports import Asked, Reporter, TrainedClients, pick_each, proxy_examples
 from fedglimpse.sim.training import Finished, train_round
-from fedglimpse.types import Choice, Outcome, Update, View
+from fedglimpse.types import Choice, Outcome, View
 
 __all__ = ["Lane", "World"]
 
@@ -57,7 +57,7 @@ class World:
         self.trainer, self.evaluator, self.reporter = trainer, evaluator, reporter
         self.costs = costs
         self._now: list[LaneRound] = []
-        self._proxies: WeakKeyDictionary[Lane, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+        self._kept_proxies: dict[int, tuple[list[Lane], Tensor, Tensor]] = {}  # by their size
         for lane in self.lanes:
             check_lane(lane)
 
@@ -85,19 +85,17 @@ class World:
                 chosen[r] = choice
         late = {r: c for r, c in chosen.items() if self._now[r].clients is None}
         trained = self._train({r: self._now[r].ids[c.slots] for r, c in late.items()})
+        picked = self._pick({r: c.slots for r, c in chosen.items() if r not in late})
         uploads: dict[int, Upload] = {}
         for r, choice in chosen.items():
-            early, weights = self._now[r].clients, choice.weights
-            if early is not None:
-                clients = early.pick(choice.slots)
-            else:
+            clients, weights = picked.get(r), choice.weights
+            if clients is None:
                 clients, kept = trained[r].clients, trained[r].kept
                 weights = None if weights is None else weights[kept]
             self._now[r].info = choice.info
             uploads[r] = self._upload(r, clients, weights)
         self._ask_the_chosen(uploads)
-        for r, upload in uploads.items():
-            self._aggregate(r, upload)
+        self._aggregate(uploads)
         outcomes = self._outcomes(uploads)
         for lane in self.lanes:
             lane.round_num += 1
@@ -124,6 +122,7 @@ class World:
         gone = {id(lane) for lane in lanes}
         keep = [r for r, lane in enumerate(self.lanes) if id(lane) not in gone]
         self.lanes, self.states = [self.lanes[r] for r in keep], self.states[keep]
+        self._kept_proxies.clear()
 
     def restart(self, r: int, lane: Lane, state: Tensor) -> None:
         """Put another federation in the place of lane `r`, at its initial state `[d]`."""
@@ -181,6 +180,11 @@ class World:
             now.train_loss = float(losses.mean()) if len(losses) else None
         return trained
 
+    def _pick(self, slots: Mapping[int, Tensor]) -> dict[int, TrainedClients]:
+        """Return those of the trained clients that these lanes chose."""
+        clients = [early for r in slots if (early := self._now[r].clients) is not None]
+        return dict(zip(slots, pick_each(clients, list(slots.values())), strict=True))
+
     def _upload(self, r: int, clients: TrainedClients, weights: Tensor | None) -> Upload:
         """Put together what the chosen clients send and how much it shall count."""
         sizes = self.lanes[r].population.sizes[clients.ids]
@@ -199,25 +203,13 @@ class World:
             for upload, answer in zip(uploads.values(), answers, strict=True):
                 upload.reports |= answer
 
-    def _aggregate(self, r: int, upload: Upload) -> None:
-        """Make the next global model of a lane."""
-        now, clients = self._now[r], upload.clients
-        if len(clients.ids):
-            aggregator = self.lanes[r].method.aggregator
-            update = Update(
-                round_num=self.lanes[r].round_num,
-                ids=clients.ids,
-                sizes=upload.sizes,
-                starts=clients.starts,
-                deltas=clients.deltas,
-                weights=upload.weights.to(self.states),
-                num_params=self.reporter.num_params,
-                reports={n: v for n, v in upload.reports.items() if n in aggregator.needs},
-            )
-            self.states[r] = aggregator.step(self.states[r].clone(), update)
-            if aggregator.applied is not None:
-                upload.weights = aggregator.applied.cpu().double()
-        now.selected, now.weights = clients.ids.tolist(), upload.weights.tolist()
+    def _aggregate(self, uploads: Mapping[int, Upload]) -> None:
+        """Make the next global models."""
+        some = {r: upload for r, upload in uploads.items() if len(upload.clients.ids)}
+        merge(self.lanes, self.states, some, self.reporter.num_params)
+        for r, upload in uploads.items():
+            self._now[r].selected = upload.clients.ids.tolist()
+            self._now[r].weights = upload.weights.tolist()
 
     def _outcomes(self, uploads: Mapping[int, Upload]) -> list[Outcome | None]:
         """Score the new global models on the proxy sets and say what came of the round."""
@@ -238,23 +230,25 @@ class World:
             )
         return outcomes
 
-    def _proxy(self, lane: Lane) -> tuple[Tensor, Tensor]:
-        """Return a lane's proxy examples and labels, gathered once."""
-        if lane not in self._proxies:
-            self._proxies[lane] = proxy_examples(lane.population)
-        return self._proxies[lane]
-
     def _proxy_scores(self, places: Sequence[int]) -> dict[int, Scores]:
         """Score lanes on their own proxy sets; those with sets of the same size together."""
-        pairs = {r: self._proxy(self.lanes[r]) for r in places}
         by_size: dict[int, list[int]] = {}
-        for r, (_, y) in pairs.items():
-            by_size.setdefault(len(y), []).append(r)
+        for r in places:
+            by_size.setdefault(len(self.lanes[r].population.proxy), []).append(r)
         found: dict[int, Scores] = {}
-        for some in by_size.values():
-            x, y = (torch.stack([pairs[r][i] for r in some]) for i in (0, 1))
+        for size, some in by_size.items():
+            x, y = self._proxies(size, [self.lanes[r] for r in some])
             found |= zip(some, self.evaluator.scores(self.states[some], x, y), strict=True)
         return {r: found[r] for r in places}
+
+    def _proxies(self, size: int, lanes: list[Lane]) -> tuple[Tensor, Tensor]:
+        """Return proxy sets of one size side by side, gathered anew where the lanes changed."""
+        kept = self._kept_proxies.get(size)
+        if kept is None or kept[0] != lanes:
+            pairs = [proxy_examples(lane.population) for lane in lanes]
+            x, y = (torch.stack(column) for column in zip(*pairs, strict=True))
+            self._kept_proxies[size] = kept = (lanes, x, y)
+        return kept[1:]
 
     def _record(
         self, r: int, metrics: Mapping[str, float], scores: Scores | None

@@ -1,0 +1,124 @@
+"""The merges of a round: on a GPU, lanes that merge in the same way do it in one pass.
+
+`Aggregator.step` is the readable twin, and what all other lanes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedglimpse.aggregate import TemporalWindow, WeightedDelta
+from fedglimpse.sim.lane import Lane, Upload
+from fedglimpse.sim.precision import apart
+from fedglimpse.types import Aggregator, Update
+
+FLOATS = 2**27  # of client states in one pass, half a GiB
+
+
+def merge(
+    lanes: Sequence[Lane], states: Tensor, uploads: Mapping[int, Upload], num_params: int
+) -> None:
+    """Make the next global models.
+
+    Args:
+        lanes: all lanes.
+        states: their global states, replaced where something was uploaded.  # [R, d]
+        uploads: lane -> what its chosen clients sent, at least one of them.
+        num_params: the first floats of a state are parameters, the rest are buffers.
+    """
+    alike: dict[Hashable, list[int]] = {}
+    for r, upload in uploads.items():
+        key = merge_key(lanes[r].method.aggregator)
+        if key is None or apart(states.device):
+            step_alone(lanes[r], states[r], upload, num_params)
+        else:
+            alike.setdefault((key, len(upload.weights)), []).append(r)
+    for places in alike.values():
+        room = max(FLOATS // uploads[places[0]].clients.states.numel(), 1)
+        for some in (places[i : i + room] for i in range(0, len(places), room)):
+            aggregators = [lanes[r].method.aggregator for r in some]
+            own = torch.stack([states[r] for r in some])
+            states[some] = step_together(aggregators, own, [uploads[r] for r in some], num_params)
+
+
+def step_alone(lane: Lane, state: Tensor, upload: Upload, num_params: int) -> None:
+    """Make the next global model of one lane, in the place of `state` `[d]`."""
+    aggregator, clients = lane.method.aggregator, upload.clients
+    update = Update(
+        round_num=lane.round_num,
+        ids=clients.ids,
+        sizes=upload.sizes,
+        starts=clients.starts,
+        deltas=clients.deltas,
+        weights=upload.weights.to(state),
+        num_params=num_params,
+        reports={n: v for n, v in upload.reports.items() if n in aggregator.needs},
+    )
+    state.copy_(aggregator.step(state.clone(), update))
+    if aggregator.applied is not None:
+        upload.weights = aggregator.applied.cpu().double()
+
+
+def merge_key(aggregator: Aggregator) -> Hashable | None:
+    """Return what is equal for aggregators that can step together; None: only alone."""
+    if type(aggregator) is WeightedDelta:
+        return WeightedDelta
+    if type(aggregator) is TemporalWindow:
+        return aggregator.window, aggregator.source, len(aggregator.past)
+    return None  # a class built on these may step as it likes
+
+
+def step_together(
+    aggregators: Sequence[Aggregator], states: Tensor, uploads: Sequence[Upload], num_params: int
+) -> Tensor:
+    """Let aggregators with the same `merge_key` step; returns the next global states `[R, d]`.
+
+    Args:
+        aggregators: of R lanes.
+        states: their global states; aggregators keep them.  # [R, d]
+        uploads: of as many clients in every lane.
+        num_params: as in `merge`.
+    """
+    clients = [upload.clients for upload in uploads]
+    common = all(c.starts.stride(0) == 0 for c in clients)
+    deltas = torch.stack([c.states for c in clients])  # [R, K, d]
+    deltas -= torch.stack([c.starts[:1] if common else c.starts for c in clients])
+    weights = torch.stack([upload.weights for upload in uploads]).to(states)
+    fresh = weighted_deltas(states, weights, deltas, num_params)
+    if not isinstance(aggregators[0], TemporalWindow):
+        return fresh
+    return _averaged(cast(Sequence[TemporalWindow], aggregators), states, fresh)
+
+
+def weighted_deltas(states: Tensor, weights: Tensor, deltas: Tensor, num_params: int) -> Tensor:
+    """Return what `aggregate.weighted_delta` returns, for R lanes `[R, d]`.
+
+    Args:
+        states: global states.  # [R, d]
+        weights: coefficients.  # [R, K]
+        deltas: of the clients; overwritten, since they may be large.  # [R, K, d]
+        num_params: as in `merge`.
+    """
+    total = weights.sum(1, keepdim=True)
+    convex = torch.where(total > 0, weights / total.clamp(min=1e-30), 1 / weights.shape[1])
+    deltas[..., :num_params] *= weights[..., None]
+    deltas[..., num_params:] *= convex[..., None]
+    return states + deltas.sum(1)
+
+
+def _averaged(windows: Sequence[TemporalWindow], states: Tensor, fresh: Tensor) -> Tensor:
+    """Average with the past models and remember, as `TemporalWindow.step` does."""
+    smoothed = windows[0].source == "smoothed"
+    kept = (states if smoothed else fresh).unbind()
+    models = []
+    for window, row, own in zip(windows, fresh.unbind(), kept, strict=True):
+        if smoothed:
+            window.past.append(own)
+        models += [row, *window.past]
+        if not smoothed:
+            window.past.append(own)
+    return torch.stack(models).view(len(windows), -1, fresh.shape[1]).mean(1)
