@@ -220,9 +220,12 @@ def _linear(p: Parameters, name: str, x: Tensor, onto: Tensor | None = None) -> 
 
 
 def _norm(p: Parameters, name: str, x: Tensor) -> Tensor:
-    """Apply every lane's own LayerNorm to `[R, n, d]`."""
-    scale, shift = p[f"{name}.weight"], p[f"{name}.bias"]
-    return torch.addcmul(shift[:, None], F.layer_norm(x, x.shape[-1:]), scale[:, None])
+    """Apply every lane's own LayerNorm to `[R, n, d]`; on a CPU lane by lane, one kernel each."""
+    scale, shift, shape = p[f"{name}.weight"], p[f"{name}.bias"], x.shape[-1:]
+    if x.device.type != "cpu":
+        return torch.addcmul(shift[:, None], F.layer_norm(x, shape), scale[:, None])
+    lanes = zip(x.unbind(), scale.unbind(), shift.unbind(), strict=True)
+    return torch.stack([F.layer_norm(tokens, shape, w, b) for tokens, w, b in lanes])
 
 
 def _pooled(tokens: Tensor, share: Tensor) -> Tensor:
