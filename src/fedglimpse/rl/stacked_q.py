@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse import rng
+from fedglimpse.rl.attend import attend
 from fedglimpse.rl.attention import BLOCKED, PerTokenMLP, SpatioTemporal
 from fedglimpse.rl.identity import HashedIdentity, NoIdentity
 from fedglimpse.rl.observation import Observation
@@ -105,33 +106,29 @@ def _mix(
     """Let client tokens take in each other and the history: Eq. (attnlayers)."""
     heads, sets = mixer.heads, seen.obs.mask[..., 0].numel()  # R * B
     if mixer.spatial is not None:
-        q, k, v = _heads(_linear(p, "mixer.spatial.qkv", cluster), sets, heads, 3)
-        gathered, _ = _attend(q, k, v, seen.client_bias)
+        own = _heads(_linear(p, "mixer.spatial.qkv", cluster), sets, heads)
+        gathered, _ = attend(own, None, seen.client_bias.flatten(0, 2))
         cluster = cluster + _tokens(gathered, cluster.shape, heads)
     if mixer.cross is None:
         return cluster, None
-    shape, length = history.shape, history.shape[1] * history.shape[0] // sets
+    shape, length = history.shape, seen.obs.history.shape[2]
     positions = p["mixer.positions"].transpose(1, 2)  # [R, 1, T, d]
     history = (history.view(len(history), -1, *positions.shape[2:]) + positions).view(shape)
-    q, k, v = _heads(_linear(p, "mixer.temporal.qkv", history), sets, heads, 3)
+    own = _heads(_linear(p, "mixer.temporal.qkv", history), sets, heads)
     ahead = mixer.causal[:length, :length]  # [S, T]
-    gathered, _ = _attend(q, k, v, seen.past_bias + ahead)
+    gathered, _ = attend(own, None, (seen.past_bias + ahead).flatten(0, 2))
     history = history + _tokens(gathered, shape, heads)
-    (query,) = _heads(_linear(p, "mixer.cross.query", cluster), sets, heads, 1)
-    key, value = _heads(_linear(p, "mixer.cross.key_value", history), sets, heads, 2)
-    gathered, weights = _attend(query, key, value, seen.past_bias)
+    queries = _heads(_linear(p, "mixer.cross.query", cluster), sets, heads)
+    past = _heads(_linear(p, "mixer.cross.key_value", history), sets, heads)
+    gathered, weights = attend(queries, past, seen.past_bias.flatten(0, 2))
     return cluster + _tokens(gathered, cluster.shape, heads), weights
 
 
-def _heads(tokens: Tensor, sets: int, heads: int, parts: int) -> tuple[Tensor, ...]:
-    """Split `[R, B * T, parts * d]` into parts, every head of a set by itself `[R * B * h, T, w]`.
-
-    With one head these are views.
-    """
-    split = tokens.view(sets, -1, heads, parts, tokens.shape[-1] // (heads * parts)).unbind(3)
+def _heads(tokens: Tensor, sets: int, heads: int) -> Tensor:
+    """Put every head of a set by itself: `[R, B * T, h * n]` -> `[R * B * h, T, n]`."""
     if heads == 1:
-        return tuple(part.squeeze(2) for part in split)
-    return tuple(part.transpose(1, 2).flatten(0, 1) for part in split)
+        return tokens.view(sets, -1, tokens.shape[-1])
+    return tokens.view(sets, -1, heads, tokens.shape[-1] // heads).transpose(1, 2).flatten(0, 1)
 
 
 def _tokens(gathered: Tensor, shape: torch.Size, heads: int) -> Tensor:
@@ -139,22 +136,6 @@ def _tokens(gathered: Tensor, shape: torch.Size, heads: int) -> Tensor:
     if heads > 1:
         gathered = gathered.view(-1, heads, *gathered.shape[1:]).transpose(1, 2)
     return gathered.reshape(shape)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what queries gather `[n, T, w]`, and the weights `[n, S, T]`.
-
-    Keys come first in the weights: a softmax over the first of two short dimensions is faster.
-
-    Args:
-        q: queries.  # [n, T, w]
-        k: keys.  # [n, S, w]
-        v: values.  # [n, S, w]
-        bias: zero, or very low where a key must not be seen.  # [R or 1, B or 1, h or 1, S, T or 1]
-    """
-    bias = bias.flatten(0, 2)
-    weights = torch.baddbmm(bias, k, q.transpose(1, 2), alpha=q.shape[2] ** -0.5).softmax(dim=1)
-    return torch.bmm(weights.transpose(1, 2), v), weights
 
 
 def _per_token(
@@ -224,6 +205,8 @@ def _norm(p: Parameters, name: str, x: Tensor) -> Tensor:
     scale, shift, shape = p[f"{name}.weight"], p[f"{name}.bias"], x.shape[-1:]
     if x.device.type != "cpu":
         return torch.addcmul(shift[:, None], F.layer_norm(x, shape), scale[:, None])
+    if len(x) == 1:
+        return F.layer_norm(x, shape, scale.squeeze(0), shift.squeeze(0))
     lanes = zip(x.unbind(), scale.unbind(), shift.unbind(), strict=True)
     return torch.stack([F.layer_norm(tokens, shape, w, b) for tokens, w, b in lanes])
 
