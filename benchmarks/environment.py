@@ -36,17 +36,8 @@ class Lanes:
         parts = None if data is None else data.parts
         self.stepper = LaneStepper(settings_of(config), len(seeds), parts)
         self.shape = Shape.of(self.stepper)
-        self.training = 0.0  # seconds in the trainer since it was last asked
-        self._train = self.stepper.world.trainer.train
-        self.stepper.world.trainer.train = self._timed  # type: ignore[method-assign]
         self.stepper.restart(dict(enumerate(seeds)))
         self.stepper.look()
-
-    def _timed(self, *arguments: Any) -> Any:
-        began = now()
-        answer = self._train(*arguments)
-        self.training += now() - began
-        return answer
 
     def step(self, actions: np.ndarray) -> object:
         """Play one round of every lane."""
@@ -60,6 +51,20 @@ class Lanes:
         return observations(looks, self.shape), [*map(info_of, looks, steps)]
 
 
+class Clock:
+    """Counts the seconds of a trainer, which worlds on the same parts share."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.seconds = 0.0
+        self._train, trainer.train = trainer.train, self._timed
+
+    def _timed(self, *arguments: Any) -> Any:
+        began = now()
+        answer = self._train(*arguments)
+        self.seconds += now() - began
+        return answer
+
+
 def now() -> float:
     """Return the time when the device has done its work."""
     if torch.cuda.is_available():
@@ -67,14 +72,13 @@ def now() -> float:
     return time.perf_counter()
 
 
-def seconds(sides: list[Lanes], actions: np.ndarray) -> tuple[float, float]:
+def seconds(sides: list[Lanes], actions: np.ndarray, clock: Clock) -> tuple[float, float]:
     """Time one step of every lane; returns all of it and what was local training."""
-    began, at = now(), 0
+    clock.seconds, began, at = 0.0, now(), 0
     for side in sides:
-        side.training = 0.0
         side.step(actions[at : at + side.stepper.num_lanes])
         at += side.stepper.num_lanes
-    return now() - began, sum(side.training for side in sides)
+    return now() - began, clock.seconds
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -99,12 +103,13 @@ def measure(words: argparse.Namespace) -> dict[str, Any]:
     config |= parse_words(words.keys)
     together = Lanes(config, list(range(lanes)), None)
     apart = [Lanes(config, [seed], together.stepper) for seed in range(lanes)]
+    clock = Clock(together.stepper.world.trainer)
     draw = np.random.Generator(np.random.PCG64(0))
     found: dict[str, list[tuple[float, float]]] = {"vector": [], "loop": []}
     for _ in range(warm_up + words.rounds):  # in turns: a busy machine is busy for both
         actions = draw.uniform(-1, 1, (lanes, together.shape.slots)).astype(np.float32)
-        found["vector"].append(seconds([together], actions))
-        found["loop"].append(seconds(apart, actions))
+        found["vector"].append(seconds([together], actions, clock))
+        found["loop"].append(seconds(apart, actions, clock))
     result: dict[str, Any] = {
         **machine(words.device),
         "what": "HAR MLP on hapt; all visible clients train and send sketches of their updates",

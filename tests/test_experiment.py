@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import fedglimpse
-from fedglimpse.builder import build_world, together_key
+from fedglimpse.builder import Parts, build_world, together_key, world_of
 from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.experiment import Stopped, play_round, restore, run, run_together, snapshot
@@ -37,6 +38,20 @@ def test_lanes_together_equal_lanes_alone() -> None:
         alone = untimed(run({**settings, "seeds": [seed]}).records)
         beside = [{**r, "lane": 0} for r in together if r["lane"] == lane]
         assert alone == beside
+
+
+@pytest.mark.parametrize("trainer", ["serial", "batched"])
+def test_worlds_on_the_same_parts_do_not_meet(trainer: str) -> None:
+    """They take turns with one trainer and one sketch."""
+    config = resolve({**SMALL, "method": "glimpse", "engine.trainer": trainer})
+    parts = Parts.of(config)
+    worlds = [world_of(parts, [replace(config, seeds=(seed,))]) for seed in (5, 6)]
+    assert worlds[0].trainer is worlds[1].trainer
+    turns = [[play_round(world, True)[0] for world in worlds] for _ in range(3)]
+    for lane, seed in enumerate((5, 6)):
+        alone = build_world(replace(config, seeds=(seed,)))
+        expected = [play_round(alone, True)[0] for _ in range(3)]
+        assert untimed([turn[lane] for turn in turns]) == untimed(expected)
 
 
 def test_batched_lanes_equal_serial_lanes() -> None:

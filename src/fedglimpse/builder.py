@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -50,7 +51,10 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class Parts:
-    """What all lanes share; `config` says so, of which only the keys of `together_key` are read."""
+    """What all lanes share, and all worlds that are built on the same parts.
+
+    `config` says so, of which only the keys of `together_key` are read.
+    """
 
     config: Config
     dataset: Dataset
@@ -72,6 +76,16 @@ class Parts:
         """Clients in memory at a time; None: as many as fit."""
         most = self.config.engine.max_jobs
         return most if isinstance(most, int) else None
+
+    @cached_property
+    def trainer(self) -> LocalTrainer:
+        """The trainer, which may take long to compile, once."""
+        return _trainer(self)
+
+    @cached_property
+    def sketch(self) -> SketchOfRows:
+        """The sketch of parameter rows, whose matrix may be large."""
+        return sketch_of(self.config, Layout.of(self.model(0)))
 
     def model(self, seed: int) -> nn.Module:
         """Return a new model with the initial weights of `seed`."""
@@ -142,9 +156,9 @@ def world_of(parts: Parts, configs: Sequence[Config]) -> World:
         dataset=parts.dataset,
         lanes=lanes,
         start=torch.stack([parts.start(seed) for _, seed in pairs]),
-        trainer=_trainer(parts, channels_last),
+        trainer=parts.trainer,
         evaluator=evaluator,
-        reporter=Reporter(sketch_of(config, layout), layout.num_params, evaluator),
+        reporter=Reporter(parts.sketch, layout.num_params, evaluator),
         costs=CostModel(
             flops=_flops(parts),
             sizes=Sizes(
@@ -224,7 +238,7 @@ def visibility_of(config: Config, num_clients: int) -> Visibility:
     )
 
 
-def _trainer(parts: Parts, channels_last: bool) -> LocalTrainer:
+def _trainer(parts: Parts) -> LocalTrainer:
     """Pick the trainer: on a CPU, one client at a time for convolutions, else all at once."""
     local, kind = parts.config.local, parts.config.engine.trainer
     images = parts.dataset.x_train.dim() == 4
@@ -246,7 +260,7 @@ def _trainer(parts: Parts, channels_last: bool) -> LocalTrainer:
             return graphed
     if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model)):
         return BatchedTrainer(model, examples, recipe, parts.precision, parts.max_jobs)
-    return SerialTrainer(model, examples, recipe, parts.precision, channels_last)
+    return SerialTrainer(model, examples, recipe, parts.precision, slow_stack)
 
 
 def _graphed(
