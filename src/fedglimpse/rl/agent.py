@@ -24,14 +24,6 @@ from fedglimpse.types import View
 _PARTS = ("learner", "replay", "history", "scale")  # what a saved agent consists of
 
 
-class Sight(NamedTuple):
-    """A view as the networks read it."""
-
-    clients: Tensor  # [V, F] features
-    sketch: Tensor  # [D] of the global model
-    obs: Observation  # of one round, on the CPU
-
-
 class Glance(NamedTuple):
     """What the agent makes of a view."""
 
@@ -86,30 +78,29 @@ class Agent:
             **self._sizes,
         )
 
-    def see(self, view: View) -> Sight:
-        """Take in a view: build the observation of Algorithm 1, line 7."""
-        sketch = finite(view.server["global_sketch"].float())
+    def take_in(self, view: View, sketch: Tensor) -> None:
+        """Add the sketch `[D]` of the global model to the history; make room for new clients."""
         if self.history.push(sketch, view.round_num):
             self.scale.add(sketch)
         self.make_room(int(view.ids.max()) + 1)
+
+    def look(self, view: View) -> Glance:
+        """Take in a view (Algorithm 1, line 7) and score every visible client."""
+        sketch = finite(view.server["global_sketch"].float())
+        self.take_in(view, sketch)
         clients = client_features(view, self.config.input, self.config.standardise)
         mask = torch.ones(1, view.num_visible, dtype=torch.bool)
         past, past_mask = self.history.window()
         if self.config.normalise_history:
             past = self.scale(past)
         obs = Observation(clients[None], view.ids[None], mask, past[None], past_mask[None])
-        return Sight(clients, sketch, obs)
-
-    def look(self, view: View) -> Glance:
-        """Take in a view and score every visible client."""
-        seen = self.see(view)
         with torch.no_grad():
-            q, weights = self.net.explain(seen.obs.to(self.device))
+            q, weights = self.net.explain(obs.to(self.device))
         scores = class_scores(q, self.config.per_class_score)[0].cpu()
         spread = None if weights is None else float(entropy(weights))
         flops = self.forward_flops(1, view.num_visible)
         attention = None if weights is None else weights.mean(dim=0).t().cpu()
-        return Glance(seen.clients, seen.sketch, scores, spread, flops, attention)
+        return Glance(clients, sketch, scores, spread, flops, attention)
 
     def draw(self, round_num: int) -> Tensor | None:
         """Draw the transitions of this round's mini-batches `[m, size]`; None: too few yet."""

@@ -144,7 +144,7 @@ class Bank:
 
 def _wide(name: str, rows: Tensor, width: int) -> Tensor:
     """Pad the slots of visible sets `[n, V, ...]` to `width`; other rows have none."""
-    if name not in _BY_SLOT:
+    if name not in _BY_SLOT or rows.shape[1] == width:
         return rows
     return F.pad(rows, (0,) * 2 * (rows.dim() - 2) + (0, width - rows.shape[1]))
 

@@ -75,10 +75,8 @@ class RunningScale:
         self._squares += before * (wide - self._mean)
         self._numbers = None
 
-    def numbers(self, use: bool = True) -> tuple[Tensor, Tensor]:
-        """Return what to subtract and to multiply by, `[D]` each; 0 and 1 where not in `use`."""
-        if not use:
-            return torch.zeros_like(self._mean).float(), torch.ones_like(self._mean).float()
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """Return what to subtract and to multiply by, `[D]` each."""
         if self._numbers is None:
             std = (self._squares / max(self._count, 1)).sqrt()
             scale = torch.where(std > 1e-12, 1.0 / std.clamp_min(1e-12), 0.0).float()

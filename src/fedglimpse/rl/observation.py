@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse.types import View
@@ -24,15 +23,6 @@ class Observation(NamedTuple):
         """Copy to `device`; free where it is already there."""
         return Observation(*(tensor.to(device) for tensor in self))
 
-    def widened(self, slots: int) -> Observation:
-        """Pad to a larger number of slots."""
-        more = slots - self.mask.shape[1]
-        return self._replace(
-            clients=F.pad(self.clients, (0, 0, 0, more)),
-            ids=F.pad(self.ids, (0, more)),
-            mask=F.pad(self.mask, (0, more)),
-        )
-
 
 def client_features(view: View, kind: str, standardise: bool) -> Tensor:
     """Turn a view's reports into one row of features per visible client `[V, F]`.
@@ -42,11 +32,19 @@ def client_features(view: View, kind: str, standardise: bool) -> Tensor:
         kind: `AgentConfig.input`.
         standardise: z-score every column within the visible set.
     """
+    return clean(reported(view, kind), standardise)
+
+
+def reported(view: View, kind: str) -> Tensor:
+    """Return what an agent reads of the reports of visible clients, as it is `[V, F]`."""
     if kind == "scalar":
         columns = [view.reports["update_norm"], view.reports["train_loss"], view.sizes]
-        rows = torch.stack([column.float() for column in columns], dim=1)  # [V, 3]
-    else:
-        rows = view.reports["delta_sketch" if kind == "grad" else "sketch"].float()  # [V, D]
+        return torch.stack([column.float() for column in columns], dim=1)  # [V, 3]
+    return view.reports["delta_sketch" if kind == "grad" else "sketch"].float()  # [V, D]
+
+
+def clean(rows: Tensor, standardise: bool) -> Tensor:
+    """Make features `[..., V, F]` of reports; visible sets of one size can be stacked."""
     rows = finite(rows)
     return zscore(rows) if standardise else rows
 
@@ -57,12 +55,12 @@ def finite(values: Tensor) -> Tensor:
 
 
 def zscore(rows: Tensor) -> Tensor:
-    """Standardise columns with the population std; a constant column becomes zero.
+    """Standardise columns of `[..., V, F]` with the population std; a constant one becomes zero.
 
     Computed in float64: equal values must give exactly zero, not amplified rounding.
     """
     wide = rows.double()
-    centred = wide - wide.mean(dim=0)
-    std = centred.square().mean(dim=0).sqrt()
-    varies = wide.amax(dim=0) > wide.amin(dim=0)
+    centred = wide - wide.mean(dim=-2, keepdim=True)
+    std = centred.square().mean(dim=-2, keepdim=True).sqrt()
+    varies = wide.amax(dim=-2, keepdim=True) > wide.amin(dim=-2, keepdim=True)
     return torch.where(varies, centred / std.clamp_min(1e-30), 0.0).float()

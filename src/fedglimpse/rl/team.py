@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse.rl.agent import Agent, Glance, Lesson, Sight
+from fedglimpse.rl.agent import Agent, Glance, Lesson
 from fedglimpse.rl.attention import entropy
 from fedglimpse.rl.bank import LEAST, Bank, Room, Transitions, distinct, room_for
 from fedglimpse.rl.dqn import class_scores, set_value, top_members
 from fedglimpse.rl.graphed import Graphed
 from fedglimpse.rl.history import LIMIT
-from fedglimpse.rl.observation import Observation
+from fedglimpse.rl.observation import Observation, clean, finite, reported
 from fedglimpse.rl.stack import StackedLearner
 from fedglimpse.rl.stacked_q import Parameters, arrange, histogram, q_values
 from fedglimpse.types import View
@@ -55,39 +55,55 @@ class Team:
 
     def look(self, views: Sequence[View | None]) -> list[Glance | None]:
         """Score the visible clients of every lane that sees some: `Agent.look`."""
-        seen = {
-            r: agent.see(view)
-            for r, (agent, view) in enumerate(zip(self.agents, views, strict=True))
-            if view is not None
-        }
-        widths = {r: max(one.obs.ids.shape[1], LEAST) for r, one in seen.items()}
-        if self._graphed is not None:  # fewer passes are worth more than the last bits
-            widths = dict.fromkeys(widths, max(widths.values(), default=LEAST))
+        seen = {r: view for r, view in enumerate(views) if view is not None}
         glances: list[Glance | None] = [None] * len(views)
+        if not seen:
+            return glances
+        sketches = self._take_in(seen)
+        clients = self._features(seen)
+        widths = {r: max(view.num_visible, LEAST) for r, view in seen.items()}
+        if self._graphed is not None:  # fewer passes are worth more than the last bits
+            widths = dict.fromkeys(widths, max(widths.values()))
         for width, lanes in _alike(widths).items():
-            found = self._pass([seen[r] for r in lanes], lanes, width)
+            found = self._pass([(r, seen[r], clients[r], sketches[r]) for r in lanes], width)
             for r, glance in zip(lanes, found, strict=True):
                 glances[r] = glance
         return glances
 
+    def _take_in(self, seen: Mapping[int, View]) -> dict[int, Tensor]:
+        """Let the agents remember the global sketches `[D]`, which are returned."""
+        rows = torch.stack([view.server["global_sketch"].float() for view in seen.values()])
+        sketches = dict(zip(seen, finite(rows).unbind(), strict=True))
+        for r, view in seen.items():
+            self.agents[r].take_in(view, sketches[r])
+        return sketches
+
+    def _features(self, seen: Mapping[int, View]) -> dict[int, Tensor]:
+        """Return the features `[V, F]` of visible clients, sets of one size in one go."""
+        features: dict[int, Tensor] = {}
+        for lanes in _alike({r: view.num_visible for r, view in seen.items()}).values():
+            rows = torch.stack([reported(seen[r], self.config.input) for r in lanes])
+            features |= zip(lanes, clean(rows, self.config.standardise).unbind(), strict=True)
+        return features
+
     @torch.no_grad()
-    def _pass(self, sights: Sequence[Sight], lanes: Sequence[int], width: int) -> list[Glance]:
+    def _pass(self, seen: Sequence[tuple[int, View, Tensor, Tensor]], width: int) -> list[Glance]:
         """Score what some lanes see in one pass with `width` slots."""
-        parts = zip(*(one.obs.widened(width) for one in sights), strict=True)
-        together = Observation(*(torch.stack(part).to(self.device) for part in parts))
+        lanes, views, clients, sketches = (list(part) for part in zip(*seen, strict=True))
+        together = self._observation(lanes, views, clients, width)
         arranged = arrange(together, self.config.heads, full=False)
         q, weights = q_values(self.net, self._stacked().online.of(lanes), arranged)
         scores = class_scores(q.flatten(0, 1), self.config.per_class_score).cpu()  # [R', V]
         if weights is not None:
             weights = weights.cpu().view(len(lanes), self.config.heads, -1, width)
         glances = []
-        for i, (r, one) in enumerate(zip(lanes, sights, strict=True)):
-            count = one.obs.ids.shape[1]
+        for i, (r, view) in enumerate(zip(lanes, views, strict=True)):
+            count = view.num_visible
             own = None if weights is None else weights[i, :, :, :count]
             glances.append(
                 Glance(
-                    one.clients,
-                    one.sketch,
+                    clients[i],
+                    sketches[i],
                     scores[i, :count],
                     entropy=None if own is None else float(entropy(own)),
                     flops=self.agents[r].forward_flops(1, count),
@@ -95,6 +111,26 @@ class Team:
                 )
             )
         return glances
+
+    def _observation(
+        self, lanes: Sequence[int], views: Sequence[View], clients: Sequence[Tensor], width: int
+    ) -> Observation:
+        """Put together what some agents see now, one round each."""
+        agents = [self.agents[r] for r in lanes]
+        pasts, exist = zip(*(agent.history.window() for agent in agents), strict=True)
+        history = torch.stack(pasts)
+        if self.config.normalise_history:
+            centre, scale = _scales(agents)
+            history = ((history - centre) * scale).clamp(-LIMIT, LIMIT)
+        counts = torch.tensor([view.num_visible for view in views])
+        one_round = Observation(
+            clients=torch.stack([F.pad(c, (0, 0, 0, width - len(c))) for c in clients]),
+            ids=torch.stack([F.pad(view.ids, (0, width - len(view.ids))) for view in views]),
+            mask=torch.arange(width) < counts[:, None],
+            history=history,
+            history_mask=torch.stack(exist),
+        )
+        return Observation(*(tensor.unsqueeze(1).to(self.device) for tensor in one_round))
 
     def learn(self, rounds: Sequence[int | None]) -> list[Lesson]:
         """Let the agents whose round is given learn from their memories: `Agent.learn`."""
@@ -164,15 +200,15 @@ class Team:
                 count = drawn[r].shape[1]
                 entries[i, :, :count], weights[i, :, :count] = drawn[r], 1 / count
                 active[r] = 1.0
-        scales = [agent.scale.numbers(self.config.normalise_history) for agent in agents]
+        centre, scale = _scales(agents)
         return Task(
             lanes=torch.tensor(list(lanes))[:, None],
             entries=entries.flatten(1),
             weights=weights.flatten(1),
             active=active,
             oldest=oldest,
-            centre=torch.stack([centre for centre, _ in scales])[:, None, None],
-            scale=torch.stack([scale for _, scale in scales])[:, None, None],
+            centre=centre[:, None],
+            scale=scale[:, None],
         )
 
     def _study(
@@ -258,6 +294,12 @@ def _alike(kinds: Mapping[int, _Kind]) -> dict[_Kind, list[int]]:
     for lane, kind in kinds.items():
         lanes.setdefault(kind, []).append(lane)
     return lanes
+
+
+def _scales(agents: Sequence[Agent]) -> tuple[Tensor, Tensor]:
+    """Return by what the agents' histories are standardised, `[R', 1, D]` each."""
+    centres, scales = zip(*(agent.scale.numbers() for agent in agents), strict=True)
+    return torch.stack(centres)[:, None], torch.stack(scales)[:, None]
 
 
 def _standardised(obs: Observation, task: Task) -> Observation:
