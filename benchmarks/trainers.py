@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedglimpse.builder import has_convolutions
+from fedglimpse.engine import has_convolutions
 from fedglimpse.layout import Layout
 from fedglimpse.nets import fashion_cnn, har_mlp
 from fedglimpse.sim.batched import BatchedTrainer

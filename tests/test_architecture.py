@@ -30,8 +30,9 @@ ALLOWED = {
     "cost": {"needs"},
     "rl": {"errors", "rng", "types", "layout", "needs"},
     "config": {"rl"},
+    "engine": {"config", "errors", "layout", "sim"},
     "flower": {
-        "aggregate", "builder", "config", "configure", "cost", "data", "errors", "layout",
+        "aggregate", "builder", "config", "configure", "cost", "data", "engine", "errors", "layout",
         "methods", "needs", "nets", "records", "rl", "rng", "sim", "sketch", "summary", "types",
         "validate", "version",
     },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,21 +16,18 @@ from fedglimpse.cost import CostModel, ModelFlops
 from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.population import Population, build_population, default_proxy_size
 from fedglimpse.data.sources import load
+from fedglimpse.engine import has_convolutions, many_models, recipe_of, trainer_of
 from fedglimpse.errors import UserError
 from fedglimpse.layout import Layout
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
 from fedglimpse.needs import Sizes
 from fedglimpse.nets import build_model, head_entries
-from fedglimpse.sim.batched import BatchedTrainer
 from fedglimpse.sim.evaluate import Evaluator, Reward
-from fedglimpse.sim.jobs import Examples, LocalTrainer, Recipe
-from fedglimpse.sim.many import ManyModels, StackedMany
+from fedglimpse.sim.jobs import Examples, LocalTrainer
 from fedglimpse.sim.precision import Precision, check_precision
 from fedglimpse.sim.reports import Reporter
 from fedglimpse.sim.reports import Sketch as SketchOfRows
-from fedglimpse.sim.serial import SerialTrainer
-from fedglimpse.sim.stacked import unstackable
 from fedglimpse.sim.world import Lane, World
 from fedglimpse.sketch import Scale, build_sketch
 from fedglimpse.types import Visibility
@@ -71,16 +67,14 @@ class Parts:
         registry.find(config.method)  # an unknown method is noticed before data is loaded
         return Parts(config, load(config.data.name).to(device), device, precision)
 
-    @property
-    def max_jobs(self) -> int | None:
-        """Clients in memory at a time; None: as many as fit."""
-        most = self.config.engine.max_jobs
-        return most if isinstance(most, int) else None
-
     @cached_property
     def trainer(self) -> LocalTrainer:
         """The trainer, which may take long to compile, once."""
-        return _trainer(self)
+        images = self.dataset.x_train.dim() == 4
+        recipe = recipe_of(self.config.local, images)
+        examples = Examples(self.dataset.x_train, self.dataset.y_train, recipe.augment)
+        settings = self.config.engine
+        return trainer_of(settings, self.model(0), examples, recipe, self.device, self.precision)
 
     @cached_property
     def sketch(self) -> SketchOfRows:
@@ -181,25 +175,6 @@ def _check_together(one: Config, other: Config) -> None:
             )
 
 
-def has_convolutions(model: nn.Module) -> bool:
-    """True where some layer is a convolution."""
-    return any(isinstance(m, nn.Conv2d) for m in model.modules())
-
-
-def many_models(model: nn.Module, device: torch.device, precision: Precision) -> ManyModels | None:
-    """Return the fastest way to run many states at once; None: one after the other is."""
-    layout = Layout.of(model)
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from fedglimpse.sim.gpu.channels_last import fits
-        from fedglimpse.sim.gpu.many import ChannelsLastMany
-
-        if fits(model):
-            return ManyModels(layout, ChannelsLastMany(model, precision))
-    if unstackable(model) or (device.type == "cpu" and has_convolutions(model)):
-        return None
-    return ManyModels(layout, StackedMany(model, precision))
-
-
 def population_of(config: Config, dataset: Dataset, seed: int) -> Population:
     """Split the training data among clients as `data.*` says."""
     data = config.data
@@ -236,52 +211,6 @@ def visibility_of(config: Config, num_clients: int) -> Visibility:
         round_seconds=v.round_seconds,
         trace_devices=v.trace_devices,
     )
-
-
-def _trainer(parts: Parts) -> LocalTrainer:
-    """Pick the trainer: on a CPU, one client at a time for convolutions, else all at once."""
-    local, kind = parts.config.local, parts.config.engine.trainer
-    images = parts.dataset.x_train.dim() == 4
-    recipe = Recipe(
-        optimizer=local.optimizer,  # type: ignore[arg-type]
-        lr=local.lr,
-        momentum=local.momentum,
-        weight_decay=local.weight_decay,
-        batch_size=local.batch_size,
-        epochs=local.epochs,
-        augment=local.augment and images,
-    )
-    model = parts.model(0)
-    examples = Examples(parts.dataset.x_train, parts.dataset.y_train, recipe.augment)
-    slow_stack = parts.device.type == "cpu" and has_convolutions(model)
-    if kind == "graphed" or (kind == "auto" and parts.device.type == "cuda"):
-        graphed = _graphed(model, examples, recipe, parts)
-        if graphed is not None:
-            return graphed
-    if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model)):
-        return BatchedTrainer(model, examples, recipe, parts.precision, parts.max_jobs)
-    return SerialTrainer(model, examples, recipe, parts.precision, slow_stack)
-
-
-def _graphed(
-    model: nn.Module, examples: Examples, recipe: Recipe, parts: Parts
-) -> LocalTrainer | None:
-    """Return the GPU trainer where model and machine allow it; None for `auto` elsewhere."""
-    reason = ""
-    if parts.device.type != "cuda":
-        reason = "needs engine.device=cuda"
-    elif importlib.util.find_spec("triton") is None:
-        reason = "needs the package triton, which comes with PyTorch for CUDA"
-    else:
-        from fedglimpse.sim.gpu.channels_last import fits
-        from fedglimpse.sim.gpu.graphed import GraphedTrainer
-
-        if fits(model):
-            return GraphedTrainer(model, examples, recipe, parts.precision, parts.max_jobs)
-        reason = "takes only the layers listed in docs/simulator.md"
-    if parts.config.engine.trainer == "graphed":
-        raise UserError(f"engine.trainer=graphed {reason}: use engine.trainer=auto.")
-    return None
 
 
 def sketch_of(config: Config, layout: Layout) -> SketchOfRows:

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rl"))
 from rl_fakes import C, D, config, outcome, view
 
 from fedglimpse import bench, nets
-from fedglimpse.builder import many_models
 from fedglimpse.configure import resolve
 from fedglimpse.data import sources
+from fedglimpse.engine import many_models
 from fedglimpse.experiment import crew_of, play_round, run
 from fedglimpse.layout import Layout
 from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam

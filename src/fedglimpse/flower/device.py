@@ -16,13 +16,14 @@ from fedglimpse import rng
 from fedglimpse.config import LocalConfig, SketchConfig
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.population import Population
+from fedglimpse.engine import recipe_of
 from fedglimpse.flower.projection import projection
 from fedglimpse.flower.wire import section
 from fedglimpse.layout import Layout
 from fedglimpse.needs import CATALOGUE
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import distance, mean_gradient
-from fedglimpse.sim.jobs import Examples, Jobs, Recipe
+from fedglimpse.sim.jobs import Examples, Jobs
 from fedglimpse.sim.reports import Reporter, TrainedClients
 from fedglimpse.sim.serial import SerialTrainer
 from fedglimpse.types import LocalObjective
@@ -56,16 +57,7 @@ def local_training(data: Data) -> Train:
 
     def train(model: nn.Module, settings: Settings) -> dict[str, float]:
         x, y = data(settings)
-        local = LocalConfig(**section(settings, "local"))
-        recipe = Recipe(
-            optimizer=local.optimizer,  # type: ignore[arg-type]
-            lr=local.lr,
-            momentum=local.momentum,
-            weight_decay=local.weight_decay,
-            batch_size=local.batch_size,
-            epochs=local.epochs,
-            augment=local.augment and x.dim() == 4,
-        )
+        recipe = recipe_of(LocalConfig(**section(settings, "local")), images=x.dim() == 4)
         start = Layout.of(model).read(model)
         trainer = SerialTrainer(model, Examples(x, y, recipe.augment), recipe)
         done = trainer.train(start[None], _job(settings, len(y)))

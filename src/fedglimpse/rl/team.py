@@ -7,8 +7,8 @@ those it would find alone, whoever else is in its team.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,8 @@ from fedglimpse.rl.bank import LEAST, Bank, Room, Transitions, distinct, room_fo
 from fedglimpse.rl.dqn import class_scores, set_value, top_members
 from fedglimpse.rl.graphed import Graphed
 from fedglimpse.rl.history import LIMIT
-from fedglimpse.rl.observation import Observation, clean, finite, reported
+from fedglimpse.rl.observation import Observation
+from fedglimpse.rl.shared_view import alike, features, observe, scales, take_in
 from fedglimpse.rl.stack import StackedLearner
 from fedglimpse.rl.stacked_q import Parameters, arrange, histogram, q_values
 from fedglimpse.types import View
@@ -36,9 +37,6 @@ class Task(NamedTuple):
     oldest: Tensor  # [R'] oldest entry that still exists
     centre: Tensor  # [R', 1, 1, D] by which histories are standardised
     scale: Tensor  # [R', 1, 1, D]
-
-
-_Kind = TypeVar("_Kind", bound=Hashable)
 
 
 class Team:
@@ -59,38 +57,22 @@ class Team:
         glances: list[Glance | None] = [None] * len(views)
         if not seen:
             return glances
-        sketches = self._take_in(seen)
-        clients = self._features(seen)
+        sketches = take_in(self.agents, seen)
+        clients = features(seen, self.config)
         widths = {r: max(view.num_visible, LEAST) for r, view in seen.items()}
         if self._graphed is not None:  # fewer passes are worth more than the last bits
             widths = dict.fromkeys(widths, max(widths.values()))
-        for width, lanes in _alike(widths).items():
+        for width, lanes in alike(widths).items():
             found = self._pass([(r, seen[r], clients[r], sketches[r]) for r in lanes], width)
             for r, glance in zip(lanes, found, strict=True):
                 glances[r] = glance
         return glances
 
-    def _take_in(self, seen: Mapping[int, View]) -> dict[int, Tensor]:
-        """Let the agents remember the global sketches `[D]`, which are returned."""
-        rows = torch.stack([view.server["global_sketch"].float() for view in seen.values()])
-        sketches = dict(zip(seen, finite(rows).unbind(), strict=True))
-        for r, view in seen.items():
-            self.agents[r].take_in(view, sketches[r])
-        return sketches
-
-    def _features(self, seen: Mapping[int, View]) -> dict[int, Tensor]:
-        """Return the features `[V, F]` of visible clients, sets of one size in one go."""
-        features: dict[int, Tensor] = {}
-        for lanes in _alike({r: view.num_visible for r, view in seen.items()}).values():
-            rows = torch.stack([reported(seen[r], self.config.input) for r in lanes])
-            features |= zip(lanes, clean(rows, self.config.standardise).unbind(), strict=True)
-        return features
-
     @torch.no_grad()
     def _pass(self, seen: Sequence[tuple[int, View, Tensor, Tensor]], width: int) -> list[Glance]:
         """Score what some lanes see in one pass with `width` slots."""
         lanes, views, clients, sketches = (list(part) for part in zip(*seen, strict=True))
-        together = self._observation(lanes, views, clients, width)
+        together = observe([self.agents[r] for r in lanes], views, clients, width)
         arranged = arrange(together, self.config.heads, full=False)
         q, weights = q_values(self.net, self._stacked().online.of(lanes), arranged)
         scores = class_scores(q.flatten(0, 1), self.config.per_class_score).cpu()  # [R', V]
@@ -111,26 +93,6 @@ class Team:
                 )
             )
         return glances
-
-    def _observation(
-        self, lanes: Sequence[int], views: Sequence[View], clients: Sequence[Tensor], width: int
-    ) -> Observation:
-        """Put together what some agents see now, one round each."""
-        agents = [self.agents[r] for r in lanes]
-        pasts, exist = zip(*(agent.history.window() for agent in agents), strict=True)
-        history = torch.stack(pasts)
-        if self.config.normalise_history:
-            centre, scale = _scales(agents)
-            history = ((history - centre) * scale).clamp(-LIMIT, LIMIT)
-        counts = torch.tensor([view.num_visible for view in views])
-        one_round = Observation(
-            clients=torch.stack([F.pad(c, (0, 0, 0, width - len(c))) for c in clients]),
-            ids=torch.stack([F.pad(view.ids, (0, width - len(view.ids))) for view in views]),
-            mask=torch.arange(width) < counts[:, None],
-            history=history,
-            history_mask=torch.stack(exist),
-        )
-        return Observation(*(tensor.unsqueeze(1).to(self.device) for tensor in one_round))
 
     def learn(self, rounds: Sequence[int | None]) -> list[Lesson]:
         """Let the agents whose round is given learn from their memories: `Agent.learn`."""
@@ -163,7 +125,7 @@ class Team:
             return dict(enumerate(found.tolist()))
         rooms = {r: room_for(self.agents[r].replay, entries) for r, entries in drawn.items()}
         losses: dict[int, float] = {}
-        for room, lanes in _alike(rooms).items():
+        for room, lanes in alike(rooms).items():
             found = self._study(learner, bank, lanes, self._task(lanes, drawn), room)
             losses.update(zip(lanes, found.tolist(), strict=True))
         return losses
@@ -200,7 +162,7 @@ class Team:
                 count = drawn[r].shape[1]
                 entries[i, :, :count], weights[i, :, :count] = drawn[r], 1 / count
                 active[r] = 1.0
-        centre, scale = _scales(agents)
+        centre, scale = scales(agents)
         return Task(
             lanes=torch.tensor(list(lanes))[:, None],
             entries=entries.flatten(1),
@@ -286,20 +248,6 @@ class Team:
         apart = (found - batch.histogram.nan_to_num()).abs().mean(dim=2)
         each = torch.where(known, apart, 0.0).sum(dim=1) / known.sum(dim=1).clamp_min(1)
         return self.config.aux_weight * each.sum()
-
-
-def _alike(kinds: Mapping[int, _Kind]) -> dict[_Kind, list[int]]:
-    """Return the lanes of every kind."""
-    lanes: dict[_Kind, list[int]] = {}
-    for lane, kind in kinds.items():
-        lanes.setdefault(kind, []).append(lane)
-    return lanes
-
-
-def _scales(agents: Sequence[Agent]) -> tuple[Tensor, Tensor]:
-    """Return by what the agents' histories are standardised, `[R', 1, D]` each."""
-    centres, scales = zip(*(agent.scale.numbers() for agent in agents), strict=True)
-    return torch.stack(centres)[:, None], torch.stack(scales)[:, None]
 
 
 def _standardised(obs: Observation, task: Task) -> Observation:

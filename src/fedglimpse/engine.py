@@ -1,0 +1,86 @@
+"""From `engine.*` and `local.*` to what does the arithmetic: the fastest that fits."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import nn
+
+from fedglimpse.config import EngineConfig, LocalConfig
+from fedglimpse.errors import UserError
+from fedglimpse.layout import Layout
+from fedglimpse.sim.batched import BatchedTrainer
+from fedglimpse.sim.jobs import Examples, LocalTrainer, Recipe
+from fedglimpse.sim.many import ManyModels, StackedMany
+from fedglimpse.sim.precision import Precision
+from fedglimpse.sim.serial import SerialTrainer
+from fedglimpse.sim.stacked import unstackable
+
+
+def recipe_of(local: LocalConfig, images: bool) -> Recipe:
+    """Return how clients train; only images are augmented."""
+    return Recipe(
+        optimizer=local.optimizer,  # type: ignore[arg-type]
+        lr=local.lr,
+        momentum=local.momentum,
+        weight_decay=local.weight_decay,
+        batch_size=local.batch_size,
+        epochs=local.epochs,
+        augment=local.augment and images,
+    )
+
+
+def trainer_of(
+    settings: EngineConfig,
+    model: nn.Module,
+    examples: Examples,
+    recipe: Recipe,
+    device: torch.device,
+    precision: Precision,
+) -> LocalTrainer:
+    """Pick the trainer: on a CPU, one client at a time for convolutions, else all at once."""
+    kind = settings.trainer
+    most = settings.max_jobs if isinstance(settings.max_jobs, int) else None  # None: what fits
+    slow_stack = device.type == "cpu" and has_convolutions(model)
+    if kind == "graphed" or (kind == "auto" and device.type == "cuda"):
+        reason = _not_graphed(model, device)
+        if not reason:
+            from fedglimpse.sim.gpu.graphed import GraphedTrainer
+
+            return GraphedTrainer(model, examples, recipe, precision, most)
+        if kind == "graphed":
+            raise UserError(f"engine.trainer=graphed {reason}: use engine.trainer=auto.")
+    if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model)):
+        return BatchedTrainer(model, examples, recipe, precision, most)
+    return SerialTrainer(model, examples, recipe, precision, channels_last=slow_stack)
+
+
+def _not_graphed(model: nn.Module, device: torch.device) -> str:
+    """Say why the GPU trainer cannot be had; empty where it can."""
+    if device.type != "cuda":
+        return "needs engine.device=cuda"
+    if importlib.util.find_spec("triton") is None:
+        return "needs the package triton, which comes with PyTorch for CUDA"
+    from fedglimpse.sim.gpu.channels_last import fits
+
+    return "" if fits(model) else "takes only the layers listed in docs/simulator.md"
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    """True where some layer is a convolution."""
+    return any(isinstance(m, nn.Conv2d) for m in model.modules())
+
+
+def many_models(model: nn.Module, device: torch.device, precision: Precision) -> ManyModels | None:
+    """Return the fastest way to run many states at once; None: one after the other is."""
+    layout = Layout.of(model)
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from fedglimpse.sim.gpu.channels_last import fits
+        from fedglimpse.sim.gpu.many import ChannelsLastMany
+
+        if fits(model):
+            return ManyModels(layout, ChannelsLastMany(model, precision))
+    if unstackable(model) or (device.type == "cpu" and has_convolutions(model)):
+        return None
+    return ManyModels(layout, StackedMany(model, precision))

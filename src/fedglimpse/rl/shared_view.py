@@ -1,0 +1,85 @@
+"""What several agents see, put together for one pass.
+
+The same as in `Agent.look`, for all of them in one go; every row is computed by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedglimpse.rl.agent import Agent
+from fedglimpse.rl.config import AgentConfig
+from fedglimpse.rl.history import LIMIT
+from fedglimpse.rl.observation import Observation, clean, finite, reported
+from fedglimpse.types import View
+
+_Kind = TypeVar("_Kind", bound=Hashable)
+
+
+def alike(kinds: Mapping[int, _Kind]) -> dict[_Kind, list[int]]:
+    """Return the lanes of every kind."""
+    lanes: dict[_Kind, list[int]] = {}
+    for lane, kind in kinds.items():
+        lanes.setdefault(kind, []).append(lane)
+    return lanes
+
+
+def take_in(agents: Sequence[Agent], seen: Mapping[int, View]) -> dict[int, Tensor]:
+    """Let agents remember the global sketches `[D]` of their views, which are returned.
+
+    Args:
+        agents: of all lanes.
+        seen: lane -> its view.
+    """
+    rows = torch.stack([view.server["global_sketch"].float() for view in seen.values()])
+    sketches = dict(zip(seen, finite(rows).unbind(), strict=True))
+    for r, view in seen.items():
+        agents[r].take_in(view, sketches[r])
+    return sketches
+
+
+def features(seen: Mapping[int, View], config: AgentConfig) -> dict[int, Tensor]:
+    """Return the features `[V, F]` of visible clients, sets of one size in one go."""
+    found: dict[int, Tensor] = {}
+    for lanes in alike({r: view.num_visible for r, view in seen.items()}).values():
+        rows = torch.stack([reported(seen[r], config.input) for r in lanes])
+        found |= zip(lanes, clean(rows, config.standardise).unbind(), strict=True)
+    return found
+
+
+def observe(
+    agents: Sequence[Agent], views: Sequence[View], clients: Sequence[Tensor], width: int
+) -> Observation:
+    """Put together what R agents see now, one round each `[R, 1, ...]`.
+
+    Args:
+        agents: who sees.
+        views: what they are shown.
+        clients: features of the visible clients.  # [V, F] each
+        width: slots of the observation.
+    """
+    pasts, exist = zip(*(agent.history.window() for agent in agents), strict=True)
+    history = torch.stack(pasts)
+    if agents[0].config.normalise_history:
+        centre, scale = scales(agents)
+        history = ((history - centre) * scale).clamp(-LIMIT, LIMIT)
+    counts = torch.tensor([view.num_visible for view in views])
+    one_round = Observation(
+        clients=torch.stack([F.pad(rows, (0, 0, 0, width - len(rows))) for rows in clients]),
+        ids=torch.stack([F.pad(view.ids, (0, width - len(view.ids))) for view in views]),
+        mask=torch.arange(width) < counts[:, None],
+        history=history,
+        history_mask=torch.stack(exist),
+    )
+    return Observation(*(tensor.unsqueeze(1).to(agents[0].device) for tensor in one_round))
+
+
+def scales(agents: Sequence[Agent]) -> tuple[Tensor, Tensor]:
+    """Return by what the agents' histories are standardised, `[R, 1, D]` each."""
+    centres, factors = zip(*(agent.scale.numbers() for agent in agents), strict=True)
+    return torch.stack(centres)[:, None], torch.stack(factors)[:, None]
