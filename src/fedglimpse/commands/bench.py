@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,8 @@ from fedglimpse.validate import pick_device
 
 Kind = Literal["engine", "round"]
 
+SERIAL_ROUNDS = 3  # of the plain loop, which is slow
+
 
 def bench_command(
     kind: Annotated[Kind, typer.Argument(help="engine: local training alone; round: everything.")],
@@ -27,6 +29,9 @@ def bench_command(
     lanes: Annotated[list[int] | None, typer.Option(help="Federations side by side.")] = None,
     precision: Annotated[list[str] | None, typer.Option(help="fp32, tf32, bf16.")] = None,
     trainer: Annotated[str, typer.Option(help="auto, serial, batched, graphed.")] = "auto",
+    beside: Annotated[
+        bool, typer.Option("--beside-serial", help="Time the plain loop over clients too.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     rounds: Annotated[int, typer.Option(help="Rounds that are timed.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
@@ -44,6 +49,9 @@ def bench_command(
         for count in lanes or [4]:
             for kept in precision or ["fp32"]:
                 results.append(measure(name, count, device, kept, rounds, trainer))
+                if beside:
+                    plain = measure(name, 1, device, kept, SERIAL_ROUNDS, "serial")
+                    results[-1] |= _against(results[-1], plain)
                 content = bench.report(f"fedglimpse bench {kind}", results, str(place))
                 with writing(path):
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,12 +60,19 @@ def bench_command(
     typer.echo(f"results: {path}")
 
 
+def _against(result: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float]:
+    """Say how much longer one lane takes with one client after the other."""
+    unit = next(name for name in ("ms_per_lane_round", "ms_per_10_clients") if name in plain)
+    return {f"serial_{unit}": plain[unit], "times_serial": round(plain[unit] / result[unit], 2)}
+
+
 def table(kind: Kind, results: Sequence[dict[str, Any]]) -> Table:
     """Return the results as a table."""
     shown = Table(box=None, pad_edge=False)
     head = ["dataset", "lanes", "precision", "trainer"]
     numbers = ["ms_per_lane_round", "tflops_in_training"] if kind == "round" else []
     numbers = numbers or ["ms_per_10_clients", "tflops"]
+    numbers += ["times_serial"] if "times_serial" in results[0] else []
     for column in (*head, *numbers, *(bench.PARTS if kind == "round" else ())):
         shown.add_column(column.replace("_", " "))
     for result in results:
