@@ -2,7 +2,8 @@
 
 `Agent.look` and `Agent.learn` are the readable twins; an agent in a team does the same. On a CPU
 only agents that need the same room share a pass: then every agent's numbers are, bit for bit,
-those it would find alone, whoever else is in its team.
+those it would find alone, whoever else is in its team (with one thread; more split a product
+otherwise when it is the only one).
 """
 
 from __future__ import annotations
