@@ -8,11 +8,12 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from signalled import command, cuts
 
 ROOT = Path(__file__).parents[2]
 FEDGLIMPSE = [sys.executable, "-m", "fedglimpse"]
@@ -33,6 +34,14 @@ def call(*words: str, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedPro
 def lines(folder: Path) -> list[dict[str, Any]]:
     text = (folder / "rounds.jsonl").read_text()
     return [{**json.loads(line), "seconds": 0} for line in text.splitlines()]
+
+
+def signalled(name: str, at: int, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    words = ("run", "data.name=digits", "method=fedavg", "rounds=30", "seeds=[0,1]", *words)
+    return subprocess.run(
+        [*command(name, at, out), *words, "--out", str(out)], cwd=ROOT, env=environment(),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -57,48 +66,23 @@ def test_a_run_writes_every_round_once(undisturbed: Path) -> None:
 
 
 def test_killed_five_times_it_ends_with_the_same_records(undisturbed: Path, tmp_path: Path) -> None:
-    out, chance, kills = tmp_path / "b", random.Random(7), 0
-    command = [*RUN, "rounds=30", "seeds=[0,1]", "checkpoint.every=3", "--out", str(out), "--quiet"]
-    for _ in range(5):
-        process = subprocess.Popen(
-            [*command, "--resume"], cwd=ROOT, env=environment(), stderr=subprocess.PIPE
-        )
-        wait_for_round(out, process, chance.randrange(30))
-        time.sleep(chance.random() * 0.05)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate(timeout=60)
-    done = subprocess.run(
-        [*command, "--resume"], cwd=ROOT, env=environment(), capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+    whole, out = tmp_path / "a", tmp_path / "b"
+    operations = int(signalled("SIGKILL", 0, whole, "checkpoint.every=3").stdout.split()[-1])
+    for at in cuts(random.Random(7), operations):
+        done = signalled("SIGKILL", at, out, "checkpoint.every=3", "--resume")
+        assert done.returncode == -signal.SIGKILL, done.stdout
+    done = signalled("SIGKILL", 0, out, "checkpoint.every=3", "--resume")
     assert done.returncode == 0, done.stderr
-    assert kills >= 1
     assert lines(out) == lines(undisturbed)
-
-
-def wait_for_round(out: Path, process: subprocess.Popen[bytes], number: int) -> None:
-    """Wait until the run has gone a little further, at most a minute."""
-    deadline, rounds = time.monotonic() + 60, out / "rounds.jsonl"
-    while process.poll() is None and time.monotonic() < deadline:
-        if rounds.exists() and rounds.read_bytes().count(b"\n") > 2 * number:
-            return
-        time.sleep(0.005)
 
 
 def test_ctrl_c_ends_cleanly_and_the_run_goes_on(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "c"
-    command = [*RUN, "rounds=30", "seeds=[0,1]", "--out", str(out)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
-    )
-    wait_for_round(out, process, 4)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "--resume" in err
-    assert "Traceback" not in err
+    done = signalled("SIGINT", 20, out)
+    assert done.returncode == 130, done.stderr
+    assert "--resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert 0 < len(lines(out)) < 60
     assert call("run", "--out", str(out), "--resume").returncode == 0
     assert lines(out) == lines(undisturbed)
 

@@ -7,10 +7,13 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from sweeps import ROOT, SMALL, SWEEP, environment, results, write
+
+from signalled import command, cuts
 
 FILE = SMALL.replace("rounds = 8", "rounds = 30")
 
@@ -19,6 +22,13 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*SWEEP, *words], cwd=ROOT, env=environment(), capture_output=True, text=True,
         timeout=300, check=False,
+    )  # fmt: skip
+
+
+def signalled(name: str, at: int, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command(name, at, folder), "sweep", *words], cwd=ROOT, env=environment(),
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
@@ -52,33 +62,36 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("file"), FILE)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A sweep that nothing disturbed."""
+
+    out: Path
+    operations: int  # on files in its folder
+    seconds: float  # imports included
+
+
 @pytest.fixture(scope="module")
-def undisturbed(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole") / "o"
-    done = call(str(file), "--out", str(out))
+def whole(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    out, began = tmp_path_factory.mktemp("whole") / "o", time.monotonic()
+    done = signalled("SIGKILL", 0, out, str(file), "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "8 cells done, 0 left, 0 failed" in done.stdout
     assert "cells: 0 done, 4 running, 4 left" in done.stderr
     assert "to go" in done.stderr
-    return out
+    return Whole(out, int(done.stdout.split()[-1]), time.monotonic() - began)
 
 
 @pytest.mark.slow
 def test_killed_five_times_it_ends_with_the_same_results(
-    file: Path, undisturbed: Path, tmp_path: Path
+    file: Path, whole: Whole, tmp_path: Path
 ) -> None:
-    out, chance = tmp_path / "o", random.Random(11)
-    kills = 0
-    for goal in sorted(chance.randrange(1, 240) for _ in range(5)):
-        process = begin(str(file), "--out", str(out), "--quiet")
-        wait_for_rounds(out, process, max(goal, lines(out) + 1))
-        time.sleep(chance.random() * 0.1)
-        kills += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-    assert kills == 5
+    out = tmp_path / "o"
+    for at in cuts(random.Random(11), whole.operations):
+        done = signalled("SIGKILL", at, out, str(file), "--out", str(out), "--quiet")
+        assert done.returncode == -signal.SIGKILL, done.stdout
     assert call(str(file), "--out", str(out)).returncode == 0
-    assert results(out) == results(undisturbed)
+    assert results(out) == results(whole.out)
     leftovers = {p.name for p in out.rglob("*") if p.is_file()}
     assert leftovers == {
         "sweep.json", "config.toml", "environment.json", "rounds.jsonl.gz", "summary.json",
@@ -86,13 +99,11 @@ def test_killed_five_times_it_ends_with_the_same_results(
 
 
 @pytest.mark.slow
-def test_cut_by_its_budget_copied_and_continued(
-    file: Path, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_cut_by_its_budget_copied_and_continued(file: Path, whole: Whole, tmp_path: Path) -> None:
     first, second = tmp_path / "here", tmp_path / "there" / "o"
-    began = time.monotonic()
-    cut = call(str(file), "--out", str(first), "--budget", "4")
-    assert time.monotonic() - began < 4 + 30  # and the time that imports take here
+    budget, began = max(1.5, whole.seconds / 4), time.monotonic()
+    cut = call(str(file), "--out", str(first), "--budget", f"{budget:.1f}")
+    assert time.monotonic() - began < budget + 30  # and the time that imports take here
     assert cut.returncode == 0, cut.stderr
     assert "Go on with the same command" in cut.stderr
     assert "8 cells done" not in cut.stdout
@@ -100,7 +111,7 @@ def test_cut_by_its_budget_copied_and_continued(
     shutil.copytree(first, second)
     shutil.rmtree(first)
     assert call(str(file), "--out", str(second)).returncode == 0
-    assert results(second) == results(undisturbed)
+    assert results(second) == results(whole.out)
 
 
 def test_ctrl_c_and_a_second_sweep_in_the_folder(tmp_path: Path) -> None:
