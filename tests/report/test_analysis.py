@@ -77,6 +77,20 @@ def test_failed_and_unfinished_seeds_count_as_misses(study: Study) -> None:
     assert missing(results)[0] == "failed: a_b, fedavg, seed 0 (NaN)"
 
 
+def test_a_missing_first_seed_does_not_hide_what_was_run(study: Study) -> None:
+    cells = [
+        dataclasses.replace(c, state="missing", config={}, facts=None) if c.seed == 0 else c
+        for c in study.cells
+    ]
+    settings = {"a": {"match": {"data.name": "digits"}}}
+    paper = {"settings": settings, "accuracy": {"a": {"glimpse": [70.0, 1.0]}}, "seeds": 5}
+    results = analyse(dataclasses.replace(study, cells=cells, paper=paper))
+    found = row(results, "glimpse")
+    assert found.beside is not None
+    assert found.command.endswith("'seeds=[0,1,2,3,4]'")
+    assert found.finished == 4
+
+
 def test_an_unknown_control_names_the_nearest(study: Study) -> None:
     with pytest.raises(UserError, match="Did you mean 'fedprox'"):
         analyse(study, Options(control="fedprx"))

@@ -101,3 +101,11 @@ def test_real_needs_both_the_interval_and_the_corrected_test() -> None:
     assert apart.verdict(0.06) == "within noise"
     assert Difference(0.02, -0.01, 0.05, 0.01, 5).verdict(0.01) == "within noise"
     assert Difference(-0.02, -0.03, -0.01, 0.01, 5).verdict(0.01) == "real"
+
+
+def test_seeds_of_several_settings_are_pooled() -> None:
+    ours = {(0, 0): 0.5, (0, 1): 0.6, (1, 0): 0.8}
+    theirs = {(0, 0): 0.4, (1, 0): 0.6, (1, 1): 0.1}
+    found = paired(ours, theirs)
+    assert found is not None
+    assert (found.pairs, found.mean) == (2, pytest.approx(0.15))

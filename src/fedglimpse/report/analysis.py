@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from fedglimpse.compare import DEFAULT_TARGET
 from fedglimpse.errors import UserError, nearest
@@ -71,7 +72,7 @@ class Row:
     @property
     def oracle(self) -> bool:
         """True for a method that is shown what no server can know."""
-        return bool(self.cells[0].config.get("options.allow_oracle"))
+        return bool(config_of(self.cells).get("options.allow_oracle"))
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def analyse(study: Study, options: Options | None = None) -> Results:
         study = dataclasses.replace(study, paper=read_paper(options.paper))
     control = _control(study, options)
     pairs = [(s, v) for s in study.settings for v in study.variants if study.of(s, v)]
-    finals = {pair: _finals(study.of(*pair)) for pair in pairs}
+    finals = {pair: final_accuracies(study.of(*pair)) for pair in pairs}
     targets = {s: t for s in study.settings if (t := _target(study, finals, s, options))}
     rows = [_row(study, pair, finals, targets, control) for pair in pairs]
     rows = _with_verdicts(rows)
@@ -117,7 +118,8 @@ def _control(study: Study, options: Options) -> str | None:
 Finals = Mapping[tuple[str, str], Mapping[int, float]]  # (setting, variant) -> seed -> accuracy
 
 
-def _finals(cells: Sequence[Cell]) -> dict[int, float]:
+def final_accuracies(cells: Sequence[Cell]) -> dict[int, float]:
+    """Return seed -> final accuracy, of the cells that have finished."""
     return {
         c.seed: c.facts.accuracy
         for c in cells
@@ -149,7 +151,8 @@ def _row(
     cells = study.of(setting, variant)
     base = None if control in (None, variant) else finals.get((setting, str(control)), {})
     difference = paired(mine, base) if mine and base else None
-    figure = beside(study.paper, cells[0].config) if cells[0].config else None
+    config = config_of(cells)
+    figure = beside(study.paper, config) if config else None
     gap = against_published(list(mine.values()), figure.figure) if figure and mine else None
     target = targets.get(setting)
     against = study.of(setting, control) if control and control != variant else []
@@ -165,8 +168,13 @@ def _row(
         to_target={} if target is None else _costs(cells, target.value),
         savings={} if target is None else _savings(cells, against, target.value),
         fairness=Fairness.of(cells),
-        command=command(cells[0].config, [c.seed for c in cells]) if cells[0].config else "",
+        command=command(config, [c.seed for c in cells]) if config else "",
     )
+
+
+def config_of(cells: Sequence[Cell]) -> Mapping[str, Any]:
+    """Return the configuration of the first seed that has one: a missing cell has none."""
+    return next((cell.config for cell in cells if cell.config), {})
 
 
 def _spread(cells: Sequence[Cell], mine: Mapping[int, float]) -> Spread:
@@ -174,30 +182,30 @@ def _spread(cells: Sequence[Cell], mine: Mapping[int, float]) -> Spread:
     return Spread.of(list(mine.values()), rounds)
 
 
-def _spent(cells: Sequence[Cell], measure: str, target: float) -> dict[int, Spent]:
+def spent(cells: Sequence[Cell], measure: str, target: float) -> dict[int, Spent]:
     """Return what each seed spent on the way to a target; cells not yet begun are left out.
 
     A run that failed or is unfinished has not reached what it has not reached: it is a miss, even
     where it failed before its first round.
     """
-    spent = {}
+    found = {}
     for cell in cells:
         if cell.facts is not None:
-            spent[cell.seed] = cell.facts.climb.spent(measure, target)
+            found[cell.seed] = cell.facts.climb.spent(measure, target)
         elif cell.state == "failed":
-            spent[cell.seed] = Spent(0, False)
-    return spent
+            found[cell.seed] = Spent(0, False)
+    return found
 
 
 def _costs(cells: Sequence[Cell], target: float) -> dict[str, ToTarget]:
-    found = {measure: _spent(cells, measure, target) for measure in MEASURES}
-    return {measure: ToTarget(tuple(spent.values())) for measure, spent in found.items() if spent}
+    found = {measure: spent(cells, measure, target) for measure in MEASURES}
+    return {measure: ToTarget(tuple(runs.values())) for measure, runs in found.items() if runs}
 
 
 def _savings(cells: Sequence[Cell], against: Sequence[Cell], target: float) -> dict[str, Saving]:
     found = {}
     for measure in MEASURES:
-        mine, other = (_spent(part, measure, target) for part in (cells, against))
+        mine, other = (spent(part, measure, target) for part in (cells, against))
         seeds = [seed for seed in mine if seed in other]
         result = saving([mine[s] for s in seeds], [other[s] for s in seeds])
         if result is not None:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import mean, stdev
+from typing import TypeVar
 
 import torch
 from scipy import stats
@@ -29,6 +30,7 @@ from fedglimpse import rng
 LEVEL = 0.05  # chance of calling noise real, over all comparisons of a family together
 RESAMPLES = 20_000
 ENUMERATED = 6  # up to so many seeds all n^n resamples are listed: no draw, no seed
+Key = TypeVar("Key", int, tuple[int, int])  # a seed, or a place in a list of settings and a seed
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,12 @@ class Difference:
         return "real" if apart and adjusted_p < LEVEL else "within noise"
 
 
-def paired(ours: Mapping[int, float], control: Mapping[int, float]) -> Difference | None:
+def paired(ours: Mapping[Key, float], control: Mapping[Key, float]) -> Difference | None:
     """Compare two methods on the seeds that both have run; None where there is none.
 
     Args:
-        ours: seed -> value.
-        control: seed -> value.
+        ours: seed -> value; where several settings are pooled, (setting's place, seed) -> value.
+        control: the same of the other method.
     """
     differences = [ours[s] - control[s] for s in sorted(ours) if s in control]
     if not differences:
