@@ -22,6 +22,7 @@ def test_every_file_says_where_it_is_from(path: Path) -> None:
     assert paper["title"]
     assert paper["label"] in paper["source"]
     for claim in paper["claims"]:
+        assert claim["id"]
         assert claim["text"]
         assert claim["source"]
 
