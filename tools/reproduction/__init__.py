@@ -1,0 +1,1 @@
+"""What docs/reproduction.md says, made from results/ and experiments/ alone."""

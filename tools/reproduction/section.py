@@ -1,0 +1,44 @@
+"""The section of one study: accuracy, costs, participation, and what is missing."""
+
+from __future__ import annotations
+
+from reproduction import accuracy, costs
+from reproduction.markdown import folded, paragraphs
+from reproduction.shelf import Stored
+from reproduction.unfinished import not_finished, reason
+
+
+def section(stored: Stored) -> str:
+    """Return everything that is known of a study; one line where nothing is."""
+    study = stored.study
+    if not stored.begun:
+        return f"Not run yet ({len(study.cells)} cells; reason: {reason(stored.name)})."
+    departures = f"Not as in the file: {'; '.join(stored.departures)}."
+    return paragraphs(
+        [
+            f"What is tested: {study.claim}",
+            accuracy.overview(stored.results),
+            accuracy.legend(stored.results),
+            departures if stored.departures else "",
+            *(_setting(stored, setting) for setting in study.settings),
+            costs.legend(),
+            not_finished(stored.name, study),
+        ]
+    )
+
+
+def _setting(stored: Stored, setting: str) -> str:
+    rows = stored.results.of(setting)
+    if not any(row.spread or row.to_target for row in rows):
+        return ""
+    given = stored.results.targets.get(setting)
+    return folded(
+        setting,
+        [
+            accuracy.detail(stored.results, setting),
+            accuracy.not_as_in_the_paper(rows),
+            costs.to_target(stored.results, setting) if given and given.given else "",
+            costs.to_target(stored.results_to_best, setting),
+            costs.participation(stored.results, setting),
+        ],
+    )

@@ -1,0 +1,98 @@
+"""The studies of the paper: what their files plan, joined with what results/ holds of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedglimpse.config import Config
+from fedglimpse.records import FREE_TO_CHANGE
+from fedglimpse.report.analysis import Results, analyse
+from fedglimpse.report.published import read_paper
+from fedglimpse.study import Cell, Study, load_study
+from fedglimpse.sweep.plan import configs_of, read_plan
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One study: every planned cell, and every cell that was run."""
+
+    name: str
+    study: Study  # a planned cell that was not begun is `missing`, with its configuration
+    departures: tuple[str, ...]  # keys in which runs are not what the file says now
+
+    @property
+    def begun(self) -> bool:
+        """True where at least one round of one cell was played."""
+        return any(cell.facts is not None for cell in self.study.cells)
+
+    @cached_property
+    def results(self) -> Results:
+        """Everything the report works out, with the settings' own targets."""
+        return analyse(self.study)
+
+    @cached_property
+    def results_to_best(self) -> Results:
+        """The same with 90 % of the best accuracy of each setting as its target."""
+        return analyse(dataclasses.replace(self.study, targets={}))
+
+
+class Shelf:
+    """Reads studies below one folder, each of them once."""
+
+    def __init__(self, root: Path) -> None:
+        """Name the folder that holds `experiments/` and `results/`."""
+        self.root, self._read = root, dict[str, Stored]()
+
+    def study(self, name: str) -> Stored:
+        """Return a study by the name of its file and its folder; results may be missing."""
+        if name not in self._read:
+            self._read[name] = self._join(name)
+        return self._read[name]
+
+    def paper(self, name: str) -> dict[str, Any]:
+        """Return a file of published figures or claims, such as `paper_table1`."""
+        return read_paper(self.root / "experiments" / f"{name}.toml")
+
+    def _join(self, name: str) -> Stored:
+        plan = read_plan(self.root / "experiments" / f"{name}.toml")
+        file = self.root / "results" / name / "study.json.gz"
+        run = load_study(file) if file.exists() else None
+        there = {_name(cell): cell for cell in run.cells} if run else {}
+        configs = {key: _plain(config) for key, config in configs_of(plan.cells, {}).items()}
+        cells, departures = [], dict[str, None]()
+        for planned in plan.cells:
+            key, config = _name(planned), configs[planned.id]
+            cell = there.pop(key, None) or Cell(planned.id, *key, state="missing")
+            departures |= dict.fromkeys(_departures(cell.config, config))
+            cells.append(cell if cell.config else dataclasses.replace(cell, config=config))
+        study = Study(
+            title=plan.title,
+            claim=plan.claim,
+            control=plan.control,
+            targets=plan.targets,
+            paper=plan.paper,
+            cells=[*cells, *there.values()],
+            source=f"results/{name}",
+        )
+        return Stored(name, study, tuple(departures))
+
+
+def _name(cell: Any) -> tuple[str, str, int]:
+    return cell.setting, cell.variant, cell.seed
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    """Return a flat configuration as a stored study has it: lists for tuples."""
+    return dict(json.loads(json.dumps(config.flat())))
+
+
+def _departures(run: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterable[str]:
+    for key, value in run.items():
+        if key in planned and planned[key] != value and not key.startswith(FREE_TO_CHANGE):
+            yield f"`{key}` {value} (file: {planned[key]})"
