@@ -1,0 +1,185 @@
+"""Reading a stored study for a claim: values of cells, and differences between groups of them.
+
+Two arms, each a variant in a setting, are compared seed by seed. Several such pairs of arms are
+pooled: every seed of every pair is one pair of values. Where one pair of arms has no seed in
+common, its cells are not run yet, and so is the whole comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from fedglimpse.report.analysis import final_accuracies
+from fedglimpse.stats.condense import Facts
+from fedglimpse.stats.difference import Difference, paired
+from fedglimpse.study import Study
+
+OURS = "glimpse"
+STAND_INS = {"hapt": "har"}  # data that is run in place of the paper's
+Arm = tuple[str, str | None]  # setting, variant; None: not known yet
+Values = dict[int, float]  # seed -> value
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A study, the published table, and the number that the claim prints."""
+
+    study: Study
+    table: Mapping[str, Any]  # paper_table1.toml
+    value: float | None = None  # in the claim's own unit
+
+    @property
+    def share(self) -> float:
+        """The claim's percent or points as a share of one."""
+        return float(self.value or 0) / 100
+
+    @property
+    def baselines(self) -> list[str]:
+        """The methods that the paper compares its own with."""
+        figures = next(iter(self.table["accuracy"].values()))
+        return [method for method in figures if method != OURS]
+
+    def config(self, setting: str) -> Mapping[str, Any]:
+        """Return the configuration of a setting's first cell."""
+        return next(c.config for c in self.study.cells if c.setting == setting)
+
+    def where(self, **keys: str) -> list[str]:
+        """Return settings by partition, data or visibility."""
+        full = {"partition": "data.partition", "data": "data.name", "visibility": "visibility.kind"}
+        return [
+            s
+            for s in self.study.settings
+            if all(self.config(s)[full[k]] == v for k, v in keys.items())
+        ]
+
+    def images(self) -> list[str]:
+        """Return the settings whose data is dealt out by Dirichlet or label skew."""
+        return [*self.where(partition="dirichlet"), *self.where(partition="label_skew")]
+
+    def published(self, setting: str) -> Mapping[str, Sequence[float]]:
+        """Return the published figures of a setting; nothing where the paper has none."""
+        config = self.config(setting)
+        run = {**config, "data.name": STAND_INS.get(config["data.name"], config["data.name"])}
+        for name, known in self.table["settings"].items():
+            if all(run.get(key) == value for key, value in known["match"].items()):
+                return dict(self.table["accuracy"][name])
+        return {}
+
+    def published_gain(self, setting: str) -> float | None:
+        """Return how far the paper's method is above its best baseline, as a share of one."""
+        figures = self.published(setting)
+        if not figures:
+            return None
+        others = [figure[0] for method, figure in figures.items() if method != OURS]
+        return float(figures[OURS][0] - max(others)) / 100
+
+    def claimed(self, name: str) -> float:
+        """Return the number of another claim on the published table, as a share of one."""
+        claim = next(c for c in self.table["claims"] if c["id"] == name)
+        return float(claim["value"]) / 100
+
+    def strongest(self, setting: str) -> str | None:
+        """Return the baseline with the highest mean accuracy; None until all have a seed."""
+        means = {b: final(self, (setting, b)) for b in self.baselines}
+        if not all(means.values()):
+            return None
+        return max(means, key=lambda b: fmean(means[b].values()))
+
+
+Measure = Callable[[Evidence, Arm], Values]
+
+
+def _facts(evidence: Evidence, arm: Arm, read: Callable[[Facts], float | None]) -> Values:
+    setting, variant = arm
+    found = {}
+    for cell in evidence.study.of(setting, variant or ""):
+        value = read(cell.facts) if cell.state == "finished" and cell.facts is not None else None
+        if value is not None:
+            found[cell.seed] = value
+    return found
+
+
+def final(evidence: Evidence, arm: Arm) -> Values:
+    """Accuracy: the mean over the last 50 rounds."""
+    return final_accuracies(evidence.study.of(arm[0], arm[1] or ""))
+
+
+def swing(evidence: Evidence, arm: Arm) -> Values:
+    """Standard deviation of the accuracy over the last 50 rounds."""
+    return _facts(evidence, arm, lambda facts: facts.over_rounds)
+
+
+def whole(evidence: Evidence, arm: Arm) -> Values:
+    """Mean accuracy over the whole training."""
+    return _facts(evidence, arm, lambda f: fmean(f.curve.accuracy) if f.curve.accuracy else None)
+
+
+def deviation(evidence: Evidence, arm: Arm) -> Values:
+    """Distance of each seed's accuracy from the mean over seeds; nothing of a single seed."""
+    values = final(evidence, arm)
+    if len(values) < 2:
+        return {}
+    middle = fmean(values.values())
+    return {seed: abs(value - middle) for seed, value in values.items()}
+
+
+def gain(evidence: Evidence, arm: Arm) -> Values:
+    """Accuracy minus that of the setting's strongest baseline."""
+    theirs = final(evidence, (arm[0], evidence.strongest(arm[0])))
+    return {s: value - theirs[s] for s, value in final(evidence, arm).items() if s in theirs}
+
+
+def contrast(
+    evidence: Evidence,
+    pairs: Sequence[tuple[Arm, Arm]],
+    measure: Measure = final,
+    margins: float | Sequence[float] = 0.0,
+) -> Difference | None:
+    """Return first arms minus second arms minus margin, pooled; None where cells are missing."""
+    each = [margins] * len(pairs) if isinstance(margins, float) else margins
+    ours: dict[tuple[int, int], float] = {}
+    theirs: dict[tuple[int, int], float] = {}
+    for i, ((first, second), margin) in enumerate(zip(pairs, each, strict=True)):
+        a, b = measure(evidence, first), measure(evidence, second)
+        if not a.keys() & b.keys():
+            return None
+        ours |= {(i, seed): value - margin for seed, value in a.items()}
+        theirs |= {(i, seed): value for seed, value in b.items()}
+    return paired(ours, theirs)
+
+
+def above_level(evidence: Evidence, arm: Arm, level: float) -> Difference | None:
+    """Return an arm's accuracy minus a fixed level; None where it has no seed."""
+    values = final(evidence, arm)
+    return paired(values, dict.fromkeys(values, level))
+
+
+def over_strongest(
+    evidence: Evidence, settings: Sequence[str], margins: float = 0.0
+) -> Difference | None:
+    """Return our method minus the strongest baseline of each setting, pooled over settings."""
+    pairs = [((s, OURS), (s, evidence.strongest(s))) for s in settings]
+    return contrast(evidence, pairs, final, margins)
+
+
+def over_each_baseline(
+    evidence: Evidence, settings: Sequence[str], measure: Measure = final, margins: float = 0.0
+) -> dict[str, Difference | None]:
+    """Return our method minus each baseline, pooled over settings."""
+    return {
+        b: contrast(evidence, [((s, OURS), (s, b)) for s in settings], measure, margins)
+        for b in evidence.baselines
+    }
+
+
+def under_each_baseline(
+    evidence: Evidence, settings: Sequence[str], measure: Measure
+) -> dict[str, Difference | None]:
+    """Return each baseline minus our method, pooled over settings: above zero, ours is lower."""
+    return {
+        b: contrast(evidence, [((s, b), (s, OURS)) for s in settings], measure)
+        for b in evidence.baselines
+    }

@@ -1,0 +1,215 @@
+"""Verdicts on the paper's accuracy table and on what its text says of Figures 3 and 4."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from fedglimpse.stats.difference import Difference
+from reproduction.evidence import (
+    OURS,
+    Evidence,
+    above_level,
+    contrast,
+    deviation,
+    gain,
+    over_each_baseline,
+    over_strongest,
+    swing,
+    under_each_baseline,
+)
+from reproduction.verdict import (
+    Finding,
+    above_zero,
+    all_of,
+    at_least,
+    counts,
+    points,
+    reaches,
+    smallest,
+)
+
+
+def first_in_most(evidence: Evidence) -> Finding:
+    """In how many settings glimpse comes first.
+
+    Holds if glimpse is really above the strongest baseline (highest mean there) in at least the
+    published number of settings, does not hold if it is really below in so many that the number is
+    out of reach, else cannot be told.
+    """
+    gaps = [over_strongest(evidence, [setting]) for setting in evidence.study.settings]
+    verdicts = above_zero(gaps)
+    return Finding(at_least(int(evidence.value or 0), verdicts), counts(verdicts))
+
+
+def margin_where_first(evidence: Evidence) -> Finding:
+    """By how much it is ahead where the paper has it ahead.
+
+    Holds if, pooled over the settings in which the paper's own table has glimpse first, its gain
+    over the strongest baseline is real and not really smaller than published, does not hold if it
+    is really smaller or below zero, else cannot be told.
+    """
+    settings = [s for s in evidence.study.settings if (evidence.published_gain(s) or 0) > 0]
+    found = over_strongest(evidence, settings)
+    verdict = reaches(found, over_strongest(evidence, settings, evidence.share))
+    return Finding(verdict, points(found))
+
+
+def first_under_label_skew(evidence: Evidence) -> Finding:
+    """Whether it comes first wherever clients hold two classes.
+
+    Holds if glimpse is really above the strongest baseline in every label-skew setting and its
+    pooled gain there is not really smaller than published, does not hold if it is really below in
+    one of them or the pooled gain is really smaller, else cannot be told.
+    """
+    settings = evidence.where(partition="label_skew")
+    each = above_zero([over_strongest(evidence, [s]) for s in settings])
+    found = over_strongest(evidence, settings)
+    size = reaches(found, over_strongest(evidence, settings, evidence.share))
+    return Finding(all_of([*each, size]), f"{points(found)}; {counts(each)}")
+
+
+def close_elsewhere(evidence: Evidence) -> Finding:
+    """How far behind it falls where the paper has it behind.
+
+    Holds if, in every setting where the paper's own table does not have glimpse first, it is
+    really no further below the strongest baseline than published, does not hold if it is really
+    further below in one of them, else cannot be told.
+    """
+    settings = [s for s in evidence.study.settings if (evidence.published_gain(s) or 0) <= 0]
+    gaps = {s: over_strongest(evidence, [s]) for s in settings}
+    verdicts = above_zero([over_strongest(evidence, [s], -evidence.share) for s in settings])
+    return Finding(all_of(verdicts), smallest(gaps))
+
+
+def steadier_over_seeds(evidence: Evidence) -> Finding:
+    """Whether another seed changes its accuracy less.
+
+    Holds if the distance of a seed's accuracy from the mean over seeds, pooled over all
+    settings, is really smaller for glimpse than for each of the four baselines, does not hold if it
+    is really larger than for one of them, else cannot be told.
+    """
+    found = under_each_baseline(evidence, evidence.study.settings, deviation)
+    return Finding(all_of(above_zero(list(found.values()))), smallest(found, "points less"))
+
+
+def alike_in_both_visibilities(evidence: Evidence) -> Finding:
+    """Whether it matters how clients become visible.
+
+    Holds if for each of the paper's methods the accuracies with a mobile server and with random
+    availability, data and partition the same, really differ by less than the largest such gap in
+    the paper's own table, does not hold if one really differs by more, else cannot be told.
+    """
+    pairs = _both_visibilities(evidence)
+    figures = [(evidence.published(a), evidence.published(b)) for a, b in pairs]
+    methods = [*evidence.baselines, OURS]
+    margin = max(abs(a[m][0] - b[m][0]) for a, b in figures for m in methods) / 100
+    arms = [((a, m), (b, m)) for (a, b), m in product(pairs, methods)]
+    above = [contrast(evidence, [(a, b)], margins=-margin) for a, b in arms]
+    below = [contrast(evidence, [(b, a)], margins=-margin) for a, b in arms]
+    gaps = [contrast(evidence, [pair]) for pair in arms]
+    known = [abs(d.mean) for d in gaps if d is not None]
+    said = f"largest gap {100 * max(known):.1f} points" if known else "–"
+    return Finding(
+        all_of(above_zero([*above, *below])), f"{said}; largest in the paper {100 * margin:.1f}"
+    )
+
+
+def _both_visibilities(evidence: Evidence) -> list[tuple[str, str]]:
+    """Return (mobile server, random availability) of the same data and partition."""
+    found = []
+    for setting in evidence.images():
+        config = evidence.config(setting)
+        if config["visibility.kind"] == "mobile":
+            others = evidence.where(
+                data=config["data.name"], partition=config["data.partition"], visibility="random"
+            )
+            found += [(setting, other) for other in others]
+    return found
+
+
+def larger_gain_when_mobile(evidence: Evidence) -> Finding:
+    """Whether the gain is larger with a mobile server.
+
+    Holds if the gain over the strongest baseline is really larger with a mobile server than with
+    random availability, pooled over data and partitions, does not hold if it is really smaller,
+    else cannot be told.
+    """
+    pairs = [((a, OURS), (b, OURS)) for a, b in _both_visibilities(evidence)]
+    found = contrast(evidence, pairs, gain)
+    return Finding(above_zero([found])[0], points(found))
+
+
+def higher_and_steadier_under_label_skew(evidence: Evidence) -> Finding:
+    """Whether it ends higher and swings less where clients hold two classes.
+
+    Holds if under label skew, pooled over settings, glimpse is really above each baseline and
+    its standard deviation over the last 50 rounds is really below that of each, does not hold if
+    one of these differences really goes the other way, else cannot be told.
+    """
+    settings = evidence.where(partition="label_skew")
+    higher = over_each_baseline(evidence, settings)
+    return _higher_and_steadier(evidence, settings, list(higher.values()), smallest(higher))
+
+
+def competitive_and_steadier_under_dirichlet(evidence: Evidence) -> Finding:
+    """Whether it keeps up and swings less where clients are less different.
+
+    Holds if under the Dirichlet distribution, pooled over settings, glimpse is really no further
+    below each baseline than what the paper calls competitive and its standard deviation over the
+    last 50 rounds is really below that of each, does not hold if one of these differences really
+    goes the other way, else cannot be told.
+    """
+    settings = evidence.where(partition="dirichlet")
+    margin = evidence.claimed("close-elsewhere")
+    near = over_each_baseline(evidence, settings, margins=-margin)
+    said = smallest(over_each_baseline(evidence, settings))
+    return _higher_and_steadier(evidence, settings, list(near.values()), said)
+
+
+def _higher_and_steadier(
+    evidence: Evidence, settings: list[str], higher: list[Difference | None], said: str
+) -> Finding:
+    calmer = under_each_baseline(evidence, settings, swing)
+    verdict = all_of(above_zero([*higher, *calmer.values()]))
+    return Finding(verdict, f"accuracy, {said}; swing, {smallest(calmer, 'points less')}")
+
+
+def all_above_level_on_activities(evidence: Evidence) -> Finding:
+    """Whether every method does well on the activity data.
+
+    Holds if every one of the paper's five methods is really above the published level in both
+    settings of the activity data, does not hold if one is really below, else cannot be told.
+    """
+    settings = evidence.where(partition="subject")
+    arms = product(settings, [*evidence.baselines, OURS])
+    found = {f"{m} in {s}": above_level(evidence, (s, m), evidence.share) for s, m in arms}
+    verdicts = above_zero(list(found.values()))
+    return Finding(all_of(verdicts), f"above {evidence.value} %, {smallest(found)}")
+
+
+def steadier_on_activities(evidence: Evidence) -> Finding:
+    """Whether it swings less on the activity data.
+
+    Holds if on the activity data, pooled over both settings, the standard deviation of glimpse
+    over the last 50 rounds is really below that of each baseline, does not hold if it is really
+    above that of one, else cannot be told.
+    """
+    found = under_each_baseline(evidence, evidence.where(partition="subject"), swing)
+    return Finding(all_of(above_zero(list(found.values()))), smallest(found, "points less"))
+
+
+def larger_gain_where_baselines_are_low(evidence: Evidence) -> Finding:
+    """Whether it helps most where others are low.
+
+    Holds if the gain over the strongest baseline is really larger under label skew, where the
+    paper's own baselines are lower, than under the Dirichlet distribution, pooled over data and
+    visibility, does not hold if it is really smaller, else cannot be told.
+    """
+    pairs = []
+    for skewed in evidence.where(partition="label_skew"):
+        config = evidence.config(skewed)
+        data, visibility = config["data.name"], config["visibility.kind"]
+        mild = evidence.where(data=data, visibility=visibility, partition="dirichlet")
+        pairs += [((skewed, OURS), (other, OURS)) for other in mild]
+    found = contrast(evidence, pairs, gain)
+    return Finding(above_zero([found])[0], points(found))

@@ -1,0 +1,120 @@
+"""Verdicts on what files of experiments/ set out to test beyond the paper's own sentences."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from fedglimpse.report.analysis import Row, analyse, config_of
+from fedglimpse.report.numbers import interval
+from fedglimpse.stats.difference import paired
+from reproduction.evidence import OURS, Evidence, Values, contrast, final, over_each_baseline
+from reproduction.verdict import Finding, Verdict, above_zero, all_of, any_of, points, smallest
+
+REMOVED = (  # variants of components.toml without one of the parts that its claim names
+    "no spatial attention",
+    "no temporal attention",
+    "one-step returns",
+    "no averaging over time",
+    "clients by scalars",
+)
+
+
+def recipe_matters_more(evidence: Evidence) -> Finding:
+    """Whether recipe and averaging move accuracy more than selection is said to.
+
+    Holds if the gap between the best and the worst variant, pooled over settings, is really larger
+    than the paper's own gain over its best baseline there, does not hold if all variants were run
+    and the gap is really smaller, else cannot be told; best and worst are chosen by the other
+    seeds, so that luck does not widen the gap.
+    """
+    gaps: dict[tuple[int, int], float] = {}
+    gains: dict[tuple[int, int], float] = {}
+    for i, setting in enumerate(evidence.study.settings):
+        found = _gaps(evidence, setting)
+        if not found:
+            return Finding(Verdict.NOT_RUN, "–")
+        gaps |= {(i, seed): gap for seed, gap in found.items()}
+        gains |= {(i, seed): evidence.published_gain(setting) or 0.0 for seed in found}
+    verdict = above_zero([paired(gaps, gains)])[0]
+    if verdict is Verdict.FAILS and evidence.study.count("finished") < len(evidence.study.cells):
+        verdict = Verdict.NOT_RUN
+    said = f"best minus worst {points(paired(gaps, dict.fromkeys(gaps, 0.0)))}"
+    return Finding(verdict, f"{said}; the paper's gain {100 * fmean(gains.values()):.1f} points")
+
+
+def _gaps(evidence: Evidence, setting: str) -> Values:
+    """Return seed -> accuracy of the variant that other seeds find best minus that of the worst."""
+    variants = [final(evidence, (setting, v)) for v in evidence.study.variants]
+    known = [values for values in variants if len(values) > 1]
+    found = {}
+    for seed in sorted({seed for values in known for seed in values}):
+        here = [values for values in known if seed in values]
+        ordered = sorted(here, key=lambda v: fmean(v[s] for s in v if s != seed))
+        found[seed] = ordered[-1][seed] - ordered[0][seed]
+    return found
+
+
+def adam_explains_the_figures(evidence: Evidence) -> Finding:
+    """Whether Adam gives the paper's baselines, and glimpse still wins.
+
+    Holds if every baseline is within one published standard deviation of its published figure and
+    not really apart from it (the report's own comparison) and glimpse, pooled over settings, is
+    really above each baseline and above the control, does not hold if a baseline is really apart
+    or glimpse is really below one of them, else cannot be told.
+    """
+    rows = [r for r in analyse(evidence.study).rows if r.variant in evidence.baselines]
+    near = [_near(row, below_only=False) for row in rows]
+    settings, control = evidence.study.settings, str(evidence.study.control)
+    above = over_each_baseline(evidence, settings)
+    above[control] = contrast(evidence, [((s, OURS), (s, control)) for s in settings])
+    verdict = all_of([*near, *above_zero(list(above.values()))])
+    said = f"{near.count(Verdict.HOLDS)} of {len(near)} figures are near"
+    return Finding(verdict, f"{said}; glimpse over others, {smallest(above)}")
+
+
+def presets_reach_the_paper(evidence: Evidence) -> Finding:
+    """Whether either reading of the paper reaches its figure.
+
+    Holds if in each setting one of the two presets of glimpse is no more than one published
+    standard deviation below the published figure and not really below it (the report's own
+    comparison), does not hold if both are really below in one setting, else cannot be told.
+    """
+    each, said = [], []
+    for setting in evidence.study.settings:
+        rows = [
+            row
+            for row in analyse(evidence.study).of(setting)
+            if row.beside is not None and config_of(row.cells)["method"] == OURS
+        ]
+        each.append(any_of([_near(row, below_only=True) for row in rows]))
+        for row in rows:
+            if row.paper is not None:
+                gap = interval(row.paper.difference)
+                said.append(f"{row.variant} in {setting} {gap} points to the paper")
+    return Finding(all_of(each), "; ".join(said) or "–")
+
+
+def _near(row: Row, below_only: bool) -> Verdict:
+    """Say whether a row is near its published figure; `below_only`: above it is near as well."""
+    if row.paper is None or row.beside is None:
+        return Verdict.NOT_RUN
+    gap = row.paper.difference.mean
+    if below_only and gap > 0 and row.paper.difference.pairs > 1:
+        return Verdict.HOLDS
+    if row.paper.verdict == "real":
+        return Verdict.FAILS
+    close = abs(gap) <= row.beside.figure.std and row.paper.verdict == "within noise"
+    return Verdict.HOLDS if close else Verdict.UNTOLD
+
+
+def every_component_adds(evidence: Evidence) -> Finding:
+    """Whether each part of the agent is worth having.
+
+    Holds if glimpse, pooled over settings, is really above itself without each of the parts that
+    the claim names, does not hold if it is really below itself without one, else cannot be told.
+    """
+    found = {
+        v: contrast(evidence, [((s, OURS), (s, v)) for s in evidence.study.settings])
+        for v in REMOVED
+    }
+    return Finding(all_of(above_zero(list(found.values()))), smallest(found))
