@@ -1,0 +1,178 @@
+"""Every generated part of the page, from results that are whole, in pieces, or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+from played import ROOT, Came, played
+from worlds import WORLDS, table_holds
+
+from fedglimpse.study import Cell, Study, load_study, write_study
+from fedglimpse.sweep.plan import read_plan
+from fedglimpse.sweep.runner import How, run_sweep
+from reproduction.claims import claims_table, rules_list
+from reproduction.section import section
+from reproduction.shelf import Shelf, Stored
+from reproduction.speed import on_gpu, speed
+
+SMALL = """
+title = "Small"
+claim = "it runs"
+control = "fedavg"
+methods = ["fedavg", "glimpse"]
+[base]
+seeds = [0, 1]
+rounds = 12
+data.name = "digits"
+agent.learn_start = 2
+agent.n_step = 1
+agent.updates_per_round = 1
+[[settings]]
+name = "digits, mobile"
+target = 0.2
+[[settings]]
+name = "digits, random"
+visibility.kind = "random"
+visibility.p = 0.3
+[[settings]]
+name = "digits, later"
+"""
+NAMES = ("table1", "recipe_adam", "presets", "fig6_history", "fig7_selection", "fig8_identity",
+         "components")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sweep that was cut short, and the plans of the real studies."""
+    root = tmp_path_factory.mktemp("root")
+    shutil.copytree(ROOT / "experiments", root / "experiments")
+    file = root / "experiments" / "small.toml"
+    file.write_text(SMALL)
+    only = ["setting=digits, mobile", "setting=digits, random"]
+    run_sweep(read_plan(file), root / "runs", How(quiet=True, only=only))
+    shutil.rmtree(root / "runs" / "cells" / "digits-random--glimpse--s1")
+    (root / "results" / "small").mkdir(parents=True)
+    write_study(load_study(root / "runs"), root / "results" / "small" / "study.json.gz")
+    return root
+
+
+def test_a_sweep_in_pieces_gives_every_part_of_a_section(root: Path) -> None:
+    text = section(Shelf(root).study("small"))
+    assert "What is tested: it runs" in text
+    assert "| digits, random |" in text  # more settings than variants: they go down the page
+    assert "(1 of 2)" in text
+    assert text.count("<details>") == text.count("</details>") == 2  # nothing of the third setting
+    assert "Costs until 20.0 %:" in text
+    assert text.count("Costs until 90 % of the best accuracy here") == 2
+    assert text.count("Participation:") == 2
+    assert "Not run yet: 5 of 12 cells. Reason: GPU time." in text
+    assert "| digits, random | 4 | 3 | 0 | 0 | 1 |" in text
+    assert "| digits, later | 4 | 0 | 0 | 0 | 4 |" in text
+    assert "Not as in the file" not in text
+
+
+def test_accuracies_are_those_of_the_report(root: Path) -> None:
+    stored = Shelf(root).study("small")
+    row = next(r for r in stored.results.rows if r.setting == "digits, mobile" and not r.control)
+    assert row.spread is not None
+    assert f"{100 * row.spread.mean:.1f} ± {100 * (row.spread.std or 0):.1f}" in section(stored)
+
+
+def test_runs_that_are_not_what_the_file_says_now_are_named(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "changed")
+    file = tmp_path / "changed" / "experiments" / "small.toml"
+    file.write_text(SMALL.replace("rounds = 12", "rounds = 20"))
+    text = section(Shelf(tmp_path / "changed").study("small"))
+    assert "Not as in the file: `rounds` 12 (file: 20)." in text
+
+
+def test_a_variant_that_left_the_file_is_still_shown(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "changed")
+    file = tmp_path / "changed" / "experiments" / "small.toml"
+    file.write_text(SMALL.replace('"fedavg", "glimpse"]', '"fedavg"]'))
+    assert "glimpse" in section(Shelf(tmp_path / "changed").study("small"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_results_a_study_is_one_line(root: Path, name: str) -> None:
+    text = section(Shelf(root).study(name))
+    assert text.startswith("Not run yet (")
+    assert "\n" not in text
+
+
+def store(study: Study, root: Path, name: str) -> Stored:
+    """Put a study on a shelf and take it back."""
+    (root / "results" / name).mkdir(parents=True)
+    if not (root / "experiments").exists():
+        shutil.copytree(ROOT / "experiments", root / "experiments")
+    write_study(study, root / "results" / name / "study.json.gz")
+    return Shelf(root).study(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_studies_give_their_sections(tmp_path: Path, name: str) -> None:
+    stored = store(played(name, WORLDS[name][0]), tmp_path, name)
+    text = section(stored)
+    assert f"All {len(stored.study.cells)} cells have finished." in text
+    assert text.count("<details>") == len(stored.study.settings)
+    assert "not run yet" not in text
+    assert all(setting in text for setting in stored.study.settings)
+    assert ("paper 76.2 ± 1.8" in text) == (name in ("table1", "recipe_adam", "presets"))
+
+
+def test_failures_are_counted_with_their_reason(tmp_path: Path) -> None:
+    study = played("table1", table_holds)
+    cells = [
+        dataclasses.replace(c, state="failed", reason="no memory", facts=None)
+        if c.variant == "dpp"
+        else c
+        for c in study.cells
+    ]
+    text = section(store(dataclasses.replace(study, cells=cells), tmp_path, "table1"))
+    assert "- 50 failed: no memory" in text
+    assert "> 0 (0 of 5)" in text
+
+
+def test_claims_are_shown_with_and_without_results(root: Path, tmp_path: Path) -> None:
+    bare = claims_table(Shelf(root))
+    assert "holds: 0; does not hold: 0; cannot be told: 0; not run yet: 30." in bare
+    for name, (holds, _) in WORLDS.items():
+        store(played(name, holds), tmp_path, name)
+    full = claims_table(Shelf(tmp_path))
+    assert "30 claims. holds: 30; does not hold: 0; cannot be told: 0; not run yet: 0." in full
+    rules = rules_list(Shelf(root)).splitlines()
+    assert len(rules) == 30
+    assert rules[0].startswith("1. Holds if")
+
+
+def on_a_gpu(study: Study, seconds: float) -> Study:
+    def cell(old: Cell) -> Cell:
+        assert old.facts is not None
+        facts = dataclasses.replace(old.facts, seconds=seconds + old.seed)
+        return dataclasses.replace(old, facts=facts, environment={"gpu": "NVIDIA X"})
+
+    return dataclasses.replace(study, cells=[cell(c) for c in study.cells])
+
+
+def test_speed_counts_shared_runs_once_and_gpus_only(tmp_path: Path) -> None:
+    table = played("table1", table_holds)
+    stored = store(on_a_gpu(table, 2.0), tmp_path / "a", "table1")
+    rounds = 600 * len(table.cells)
+    text = speed([stored, stored])
+    assert text.splitlines()[-1].startswith("| **all**, each run once |  | NVIDIA X |")
+    assert f"| {rounds:,} |" in text.splitlines()[-1]
+    assert len(on_gpu([*stored.study.cells, *stored.study.cells])) == len(table.cells)
+    again = store(on_a_gpu(table, 3.0), tmp_path / "b", "table1")  # the same runs, played again
+    assert len(on_gpu([*stored.study.cells, *again.study.cells])) == 2 * len(table.cells)
+    without = store(played("presets", lambda cell, config: Came(0.5)), tmp_path / "c", "presets")
+    assert speed([without]) == "No round was played on a GPU yet."
+    assert speed([]) == "No round was played on a GPU yet."
+
+
+def test_the_committed_recipe_study_has_what_speed_needs() -> None:
+    stored = Shelf(ROOT).study("recipe_study")
+    assert len(on_gpu(stored.study.cells)) == len(stored.study.cells)
+    assert "NVIDIA H200" in speed([stored])
