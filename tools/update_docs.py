@@ -9,13 +9,24 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
 from fedglimpse.needs import CATALOGUE, Need, Sizes
 from fedglimpse.study import load_study
+from reproduction.claims import claims_table, rules_list
+from reproduction.section import section
+from reproduction.shelf import Shelf
+from reproduction.speed import speed
 
 ROOT = Path(__file__).parents[1]
+SHELF = Shelf(ROOT)
+STUDIES = (  # each has its section in docs/reproduction.md, made from results/<name>
+    "table1", "recipe_adam", "presets", "fig6_history", "fig7_selection", "fig8_identity",
+    "components",
+)  # fmt: skip
+REPRODUCTION = "docs/reproduction.md"
 SIZES = Sizes(state=5, sketch=7, proxy=11, classes=13)
 LETTERS = {0: "–", 1: "1", 5: "d", 7: "D", 11 * 13: "P·C"}
 
@@ -148,11 +159,25 @@ def recipe_table() -> str:
     return "\n".join(lines)
 
 
+def study_section(name: str) -> str:
+    """One study of the paper from results/<name>."""
+    return section(SHELF.study(name))
+
+
+def speed_table() -> str:
+    """Lane-rounds a minute and GPU-hours of all studies."""
+    return speed([SHELF.study(name) for name in ("recipe_study", *STUDIES)])
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "rounds": ("docs/simulator.md", rounds_table),
     "population": ("docs/simulator.md", population_table),
     "peers": ("docs/simulator.md", peers_table),
-    "recipe": ("docs/reproduction.md", recipe_table),
+    "recipe": (REPRODUCTION, recipe_table),
+    "claims": (REPRODUCTION, lambda: claims_table(SHELF)),
+    "rules": (REPRODUCTION, lambda: rules_list(SHELF)),
+    **{name: (REPRODUCTION, partial(study_section, name)) for name in STUDIES},
+    "speed": (REPRODUCTION, speed_table),
     "needs": ("docs/add-a-method.md", needs_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
     "gpu": ("docs/simulator.md", gpu_table),
