@@ -123,6 +123,16 @@ def test_whole_studies_give_their_sections(tmp_path: Path, name: str) -> None:
     assert ("paper 76.2 ± 1.8" in text) == (name in ("table1", "recipe_adam", "presets"))
 
 
+def test_parts_in_several_files_are_put_together(tmp_path: Path) -> None:
+    def only(seeds: set[int]) -> Study:
+        return played("table1", lambda c, k: table_holds(c, k) if c.seed in seeds else None)
+
+    store(only({0, 1}), tmp_path, "table1")
+    write_study(only({1, 2, 3, 4}), tmp_path / "results" / "table1" / "study-more.json.gz")
+    stored = Shelf(tmp_path).study("table1")
+    assert stored.study.cells == played("table1", table_holds).cells
+
+
 def test_failures_are_counted_with_their_reason(tmp_path: Path) -> None:
     study = played("table1", table_holds)
     cells = [

@@ -61,9 +61,7 @@ class Shelf:
 
     def _join(self, name: str) -> Stored:
         plan = read_plan(self.root / "experiments" / f"{name}.toml")
-        file = self.root / "results" / name / "study.json.gz"
-        run = load_study(file) if file.exists() else None
-        there = {_name(cell): cell for cell in run.cells} if run else {}
+        there = _run_cells(self.root / "results" / name)
         configs = {key: _plain(config) for key, config in configs_of(plan.cells, {}).items()}
         cells, departures = [], dict[str, None]()
         for planned in plan.cells:
@@ -81,6 +79,22 @@ class Shelf:
             source=f"results/{name}",
         )
         return Stored(name, study, tuple(departures))
+
+
+def _run_cells(folder: Path) -> dict[tuple[str, str, int], Cell]:
+    """Return the cells of every `study*.json.gz` of a folder; of two the one that got further."""
+    found: dict[tuple[str, str, int], Cell] = {}
+    for file in sorted(folder.glob("study*.json.gz")):
+        for cell in load_study(file).cells:
+            other = found.get(_name(cell))
+            if other is None or _progress(cell) > _progress(other):
+                found[_name(cell)] = cell
+    return found
+
+
+def _progress(cell: Cell) -> tuple[bool, int, bool]:
+    played = cell.facts.climb.played if cell.facts is not None else 0
+    return cell.state == "finished", played, cell.state == "failed"
 
 
 def _name(cell: Any) -> tuple[str, str, int]:
