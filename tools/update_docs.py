@@ -16,6 +16,7 @@ from statistics import mean
 from fedglimpse.needs import CATALOGUE, Need, Sizes
 from fedglimpse.study import load_study
 from reproduction.claims import claims_table, rules_list
+from reproduction.headroom import headroom
 from reproduction.section import section
 from reproduction.shelf import Shelf
 from reproduction.speed import speed
@@ -177,6 +178,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "claims": (REPRODUCTION, lambda: claims_table(SHELF)),
     "rules": (REPRODUCTION, lambda: rules_list(SHELF)),
     **{name: (REPRODUCTION, partial(study_section, name)) for name in STUDIES},
+    "headroom": (REPRODUCTION, lambda: headroom(ROOT / "results" / "headroom")),
     "speed": (REPRODUCTION, speed_table),
     "needs": ("docs/add-a-method.md", needs_table),
     "agent": ("docs/methods/glimpse.md", agent_table),

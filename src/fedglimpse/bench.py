@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -211,7 +211,7 @@ def bench_engine(
     }
 
 
-def report(what: str, results: Sequence[dict[str, Any]], device: str) -> dict[str, Any]:
+def report(what: str, results: Any, device: str) -> dict[str, Any]:
     """Return results with the device, the versions and the commit they belong to."""
     return {"what": what, "device": device, "commit": commit(), **environment(), "results": results}
 

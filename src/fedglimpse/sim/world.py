@@ -75,6 +75,13 @@ class World:
         self._look([r for r, (_, now) in lanes if not now.idle and len(now.ids)])
         return [now.view for now in self._now]
 
+    def trained(self, r: int) -> TrainedClients:
+        """Return the visible clients of a lane that trained before the choice."""
+        clients = self._now[r].clients
+        if clients is None:
+            raise ValueError(f"lane {r} has a method whose clients train after the choice")
+        return clients
+
     def commit(self, choices: Sequence[Choice | None]) -> list[Outcome | None]:
         """Aggregate what was chosen; returns what came of it, lane by lane."""
         chosen: dict[int, Choice] = {}
