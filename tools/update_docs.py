@@ -11,12 +11,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import mean
 
 from fedglimpse.needs import CATALOGUE, Need, Sizes
-from fedglimpse.study import load_study
 from reproduction.claims import claims_table, rules_list
 from reproduction.headroom import headroom
+from reproduction.recipe import recipe_table
 from reproduction.section import section
 from reproduction.shelf import Shelf
 from reproduction.speed import speed
@@ -141,25 +140,6 @@ def peers_table() -> str:
     return "\n".join(lines)
 
 
-def recipe_table() -> str:
-    """The recipe study from results/recipe_study: accuracy on the test set, score on the proxy."""
-    study = load_study(ROOT / "results" / "recipe_study" / "study.json.gz")
-    head = "|".join(f" {setting}: test % | proxy " for setting in study.settings)
-    lines = [f"| recipe |{head}|", "|---" * (1 + 2 * len(study.settings)) + "|"]
-    for variant in study.variants:
-        shown = []
-        for setting in study.settings:
-            cells = study.of(setting, variant)
-            facts = [c.facts for c in cells if c.state == "finished" and c.facts is not None]
-            if len(facts) < len(cells):
-                shown.append("not run yet | ")
-                continue
-            accuracy = mean(f.accuracy or 0.0 for f in facts)
-            shown.append(f"{100 * accuracy:.1f} | {mean(f.reward or 0.0 for f in facts):.3f}")
-        lines.append(f"| {variant} | {' | '.join(shown)} |")
-    return "\n".join(lines)
-
-
 def study_section(name: str) -> str:
     """One study of the paper from results/<name>."""
     return section(SHELF.study(name))
@@ -174,7 +154,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "rounds": ("docs/simulator.md", rounds_table),
     "population": ("docs/simulator.md", population_table),
     "peers": ("docs/simulator.md", peers_table),
-    "recipe": (REPRODUCTION, recipe_table),
+    "recipe": (REPRODUCTION, lambda: recipe_table(SHELF.study("recipe_study").study)),
     "claims": (REPRODUCTION, lambda: claims_table(SHELF)),
     "rules": (REPRODUCTION, lambda: rules_list(SHELF)),
     **{name: (REPRODUCTION, partial(study_section, name)) for name in STUDIES},
