@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rl_fakes import C, D, outcome, selector, view
 from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
 from fedglimpse.rl.agent import Agent
 from fedglimpse.rl.config import AgentConfig
+from fedglimpse.rl.copies import copied
 from fedglimpse.rl.observation import Observation
 from fedglimpse.rl.stack import StackedLearner
 from fedglimpse.rl.stacked_q import arrange, histogram, q_values
@@ -150,6 +152,36 @@ def test_what_a_team_learnt_is_its_agents_own() -> None:
         mine, theirs = (s.agent.learner.optimizer.state_dict()["state"] for s in (one, other))
         assert all(torch.equal(mine[i]["exp_avg"], theirs[i]["exp_avg"]) for i in mine)
         assert float(mine[0]["step"]) == float(theirs[0]["step"]) > 0
+
+
+def test_a_saved_agent_takes_no_neighbour_along() -> None:
+    alone, *together = (selector(seed) for seed in (0, 0, 1, 2))
+    team = GlimpseTeam(together)
+    for round_num in range(12):
+        shown = [view(round_num) for _ in together]
+        choices = team.select(shown, [2] * 3)
+        team.feedback([outcome(s, c.slots) for s, c in zip(shown, choices, strict=True) if c])
+        first = alone.select(view(round_num), 2)
+        alone.feedback(outcome(view(round_num), first.slots))
+    sizes = []
+    for one in (alone, together[0]):
+        saved = io.BytesIO()
+        torch.save(one.state_dict(), saved)
+        sizes.append(saved.tell())
+    assert sizes[0] == sizes[1]
+
+
+def test_copies_are_what_was_copied() -> None:
+    rows = torch.arange(12.0).view(3, 4)
+    tree = {"a": [rows[1, :2], 5, {"b": rows[:, 3]}], "n": torch.tensor([7]), "s": rows[0, 0]}
+    found = copied(tree)
+    rows.zero_()
+    assert found["a"][0].tolist() == [4.0, 5.0]
+    assert found["a"][1] == 5
+    assert found["a"][2]["b"].tolist() == [3.0, 7.0, 11.0]
+    assert found["n"].dtype == torch.int64
+    assert found["s"].shape == ()
+    assert copied({"nothing": 1}) == {"nothing": 1}
 
 
 def test_padding_changes_no_q_in_a_stack() -> None:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedglimpse.rl.copies import copied
+
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -164,13 +166,14 @@ class DoubleDQN(Generic[Network]):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue, copied: torch hands out the living tensors."""
-        return copy.deepcopy(
+        state: dict[str, Any] = copied(
             {
                 "online": self.online.state_dict(),
                 "target": self.target.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
             }
         )
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
