@@ -7,7 +7,7 @@ runs alone, beside other lanes, batched, one by one, or after a restart.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -21,13 +21,34 @@ _LAST = torch.iinfo(torch.int64).max
 
 def key(seed: int, purpose: str, *counter: int) -> int:
     """Hash (seed, purpose, counters) into 63 bits; the root of every random draw."""
-    text = f"{seed}|{purpose}|" + ",".join(map(str, counter))
+    return _hash(f"{seed}|{purpose}|" + ",".join(map(str, counter)))
+
+
+def keys(seed: int, purpose: str, counter: int, last: Iterable[int]) -> list[int]:
+    """Return `key(seed, purpose, counter, i)` for every i of `last`."""
+    begin = f"{seed}|{purpose}|{counter},"
+    return [_hash(f"{begin}{i}") for i in last]
+
+
+def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator(seed: int, purpose: str, *counter: int) -> torch.Generator:
     """Return a fresh CPU generator for this purpose and these counters."""
     return torch.Generator().manual_seed(key(seed, purpose, *counter))
+
+
+def shuffles(seed: int, purpose: str, counter: int, times: int, size: int) -> Tensor:
+    """Return random orders of 0..size-1, the i-th from `generator(seed, purpose, counter, i)`.
+
+    One generator is seeded again and again, which costs less than a new one for every order.
+
+    Returns:
+        One order in each row.  # [times, size]
+    """
+    draw, own = torch.Generator(), keys(seed, purpose, counter, range(times))
+    return torch.stack([torch.randperm(size, generator=draw.manual_seed(k)) for k in own])
 
 
 @contextmanager

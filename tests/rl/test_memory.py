@@ -47,6 +47,23 @@ def test_running_scale_survives_large_offsets_and_cuts_outliers() -> None:
     assert scale(torch.tensor([2e4])).item() == 10.0
 
 
+def test_running_scale_is_bit_for_bit_welford_in_float64() -> None:
+    draw, scale = torch.Generator().manual_seed(2), RunningScale(33)
+    mean, squares = torch.zeros(2, 33, dtype=torch.float64)
+    for count in range(1, 40):
+        sketch = torch.randn(33, generator=draw) * 3 + 1
+        sketch[5] = 4.0  # never varies
+        scale.add(sketch)
+        before = sketch.double() - mean
+        mean = mean + before / count
+        squares = squares + before * (sketch.double() - mean)
+        std = (squares / count).sqrt()
+        factor = torch.where(std > 1e-12, 1.0 / std.clamp_min(1e-12), 0.0).float()
+        assert torch.equal(scale.numbers()[0], mean.float())
+        assert torch.equal(scale.numbers()[1], factor)
+    assert factor[5] == 0.0
+
+
 def test_zscore_by_hand_and_constant_columns() -> None:
     rows = torch.tensor([[1.0, 0.1], [2.0, 0.1], [3.0, 0.1]])
     wanted = torch.tensor([[-1.2247449, 0.0], [0.0, 0.0], [1.2247449, 0.0]])

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedglimpse.rl.attention import SpatioTemporal, entropy
 from fedglimpse.rl.flops import forward_flops
 from fedglimpse.rl.observation import Observation
+from fedglimpse.rl.shared_view import means_of, spreads_of
 
 ABLATIONS: list[dict[str, Any]] = [
     {},
@@ -181,6 +182,17 @@ def test_entropy_of_uniform_and_of_certain_attention() -> None:
     certain = torch.zeros(2, 4, 3)
     certain[:, 0] = 1.0
     assert entropy(certain).item() == 0.0
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 10, 11, 23, 64])
+def test_numbers_of_many_lanes_are_bit_for_bit_those_of_each(clients: int) -> None:
+    draw, counts = torch.Generator().manual_seed(clients), [clients] * 5 + [clients + 2] * 12
+    weights = torch.rand(17, 2, 6, clients + 4, generator=draw).softmax(dim=2)
+    each = [float(entropy(own[..., :n])) for own, n in zip(weights, counts, strict=True)]
+    assert list(spreads_of(weights, counts).values()) == each
+    scores = torch.randn(17, clients + 4, generator=draw)
+    means = [float(own[:n].mean()) for own, n in zip(scores, counts, strict=True)]
+    assert list(means_of(scores, counts).values()) == means
 
 
 @pytest.mark.parametrize("changes", ABLATIONS, ids=named)

@@ -53,6 +53,7 @@ class GlimpseSelector:
         self.agent = Agent(
             config, sketch_dim=sketch_dim, num_classes=num_classes, seed=seed, device=device
         )
+        self._unknown = torch.full((num_classes,), torch.nan)  # a histogram that was not reported
         self._pending: tuple[View, int, Glance, Picked] | None = None
         self._alone = GlimpseTeam([self])
 
@@ -95,7 +96,8 @@ class GlimpseSelector:
             "q": [round(q, 4) for q in glance.scores.tolist()],
         }
         if glance.attention is not None and view.round_num % ATTENTION_EVERY == 0:
-            info["attention"] = [[round(w, 3) for w in row] for row in glance.attention.tolist()]
+            rows = glance.attention.mean(dim=0).t().tolist()  # [V, H+1] over all heads
+            info["attention"] = [[round(w, 3) for w in row] for row in rows]
         return Choice(picked.slots, None, info)
 
     def remember(self, outcome: Outcome) -> dict[str, float]:
@@ -106,7 +108,7 @@ class GlimpseSelector:
             )
         view, k, glance, picked = self._pending
         metrics = {
-            "mean_q": float(glance.scores.mean()),
+            "mean_q": glance.mean,
             "q_spread": float(glance.scores.std(correction=0)),
             "epsilon": self.epsilon,
             "fraction_greedy": picked.greedy_share,
@@ -139,7 +141,7 @@ class GlimpseSelector:
         """Return the global model's class shares on the proxy set `[C]`, NaN where not reported."""
         counts = view.server.get("proxy_histogram")
         if counts is None:
-            return torch.full((self.num_classes,), torch.nan)
+            return self._unknown
         return counts.float() / counts.sum()
 
     def policy(self) -> dict[str, Any]:

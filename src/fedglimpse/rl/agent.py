@@ -30,9 +30,10 @@ class Glance(NamedTuple):
     clients: Tensor  # [V, F] features as the network read them
     sketch: Tensor  # [D] of the global model
     scores: Tensor  # [V] Q, on the CPU
+    mean: float  # of the scores
     entropy: float | None  # of the cross-attention, None without one
     flops: int
-    attention: Tensor | None  # [V, H+1] mean over heads, newest model last
+    attention: Tensor | None  # [h, H+1, V] weights of every head, newest model last
 
 
 class Lesson(NamedTuple):
@@ -63,6 +64,7 @@ class Agent:
         features = 3 if config.input == "scalar" else sketch_dim
         outputs = num_classes if config.q_output == "per_class" else 1
         self.shape = {"features": features, "sketch_dim": sketch_dim, "outputs": outputs}
+        self._flops: dict[tuple[int, int], int] = {}
         self.net = QNetwork(config, features=features, seed=seed, **self._sizes).to(self.device)
         self.learner = build_learner(self.net, config)
         self.history = History(config.history, sketch_dim)
@@ -82,7 +84,7 @@ class Agent:
         """Add the sketch `[D]` of the global model to the history; make room for new clients."""
         if self.history.push(sketch, view.round_num):
             self.scale.add(sketch)
-        self.make_room(int(view.ids.max()) + 1)
+        self.make_room(max(view.ids.tolist()) + 1)
 
     def look(self, view: View) -> Glance:
         """Take in a view (Algorithm 1, line 7) and score every visible client."""
@@ -99,8 +101,8 @@ class Agent:
         scores = class_scores(q, self.config.per_class_score)[0].cpu()
         spread = None if weights is None else float(entropy(weights))
         flops = self.forward_flops(1, view.num_visible)
-        attention = None if weights is None else weights.mean(dim=0).t().cpu()
-        return Glance(clients, sketch, scores, spread, flops, attention)
+        attention = None if weights is None else weights.cpu()
+        return Glance(clients, sketch, scores, float(scores.mean()), spread, flops, attention)
 
     def draw(self, round_num: int) -> Tensor | None:
         """Draw the transitions of this round's mini-batches `[m, size]`; None: too few yet."""
@@ -108,9 +110,7 @@ class Agent:
         if len(starts) < self.config.learn_start or not times:
             return None
         size = min(self.config.batch_size, len(starts))
-        draws = (rng.generator(self.seed, "replay", round_num, i) for i in range(times))
-        orders = [torch.randperm(len(starts), generator=g)[:size] for g in draws]
-        return starts[torch.stack(orders)]
+        return starts[rng.shuffles(self.seed, "replay", round_num, times, len(starts))[:, :size]]
 
     def learn(self, round_num: int) -> Lesson:
         """Run Algorithm 2 after a round was added to `replay`."""
@@ -131,10 +131,10 @@ class Agent:
 
     def lesson_flops(self, entries: Tensor) -> int:
         """Count what learning from the transitions at `entries` `[m, size]` takes."""
-        rows, visible = entries.flatten() % self.replay.capacity, self.replay.rows["visible"]
-        later = (entries.flatten() + self.replay.n_step) % self.replay.capacity
-        now = self.forward_flops(entries.numel(), int(visible[rows].max()))
-        return update_flops(now, self.forward_flops(entries.numel(), int(visible[later].max())))
+        replay, sets = self.replay, entries.numel()
+        now = self.forward_flops(sets, replay.most_visible(entries))
+        later = self.forward_flops(sets, replay.most_visible(entries, replay.n_step))
+        return update_flops(now, later)
 
     def _standardised(self, batch: Batch) -> Batch:
         """Standardise the histories as of now and bring the tensors to the networks."""
@@ -179,8 +179,11 @@ class Agent:
         return len(self.net.identity.weight) if isinstance(self.net.identity, TableIdentity) else 0
 
     def forward_flops(self, sets: int, visible: int) -> int:
-        """Count one pass over visible sets of a size."""
-        return forward_flops(self.config, sets=sets, visible=visible, **self.shape)
+        """Count one pass over visible sets of a size; each size is counted once."""
+        if (sets, visible) not in self._flops:
+            count = forward_flops(self.config, sets=sets, visible=visible, **self.shape)
+            self._flops[sets, visible] = count
+        return self._flops[sets, visible]
 
     def policy(self) -> dict[str, Any]:
         """Return the artefact another run can load."""

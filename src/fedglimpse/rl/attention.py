@@ -152,6 +152,11 @@ def pooled(rows: Tensor, weights: Tensor) -> Tensor:
     return torch.bmm(weights.unsqueeze(1), rows.transpose(0, 1)).squeeze(1)
 
 
+def entropies(weights: Tensor) -> Tensor:
+    """Return the `entropy` of several lanes' weights `[R, h, S, T]`, one for each `[R]`."""
+    return -torch.special.xlogy(weights, weights).sum(dim=2).flatten(1).mean(dim=1)
+
+
 def entropy(weights: Tensor) -> Tensor:
     """Mean entropy in nats of attention weights `[B * h, S, T]` over the contexts S."""
     return -torch.special.xlogy(weights, weights).sum(dim=1).mean()

@@ -7,14 +7,17 @@ readable; its newest rounds are copied here before they are learnt from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse.rl.observation import Observation
 from fedglimpse.rl.replay import Replay
+
+Array = np.ndarray[Any, Any]
 
 
 class Room(NamedTuple):
@@ -91,8 +94,10 @@ class Bank:
             return
         lanes, places = torch.tensor(pairs).to(self.device).unbind(1)
         for name in _COPIED:
-            new = [_wide(name, self.replays[r].rows[name][None, row], width)[0] for r, row in pairs]
-            self.rows[name][lanes, places] = torch.stack(new).to(self.device)
+            new = [self.replays[r].arrays[name][row] for r, row in pairs]
+            if name in _BY_SLOT:
+                new = [row if len(row) == width else _widened(row, width) for row in new]
+            self.rows[name][lanes, places] = torch.from_numpy(np.array(new)).to(self.device)
 
     @property
     def width(self) -> int:
@@ -147,6 +152,13 @@ def _wide(name: str, rows: Tensor, width: int) -> Tensor:
     if name not in _BY_SLOT or rows.shape[1] == width:
         return rows
     return F.pad(rows, (0,) * 2 * (rows.dim() - 2) + (0, width - rows.shape[1]))
+
+
+def _widened(row: Array, width: int) -> Array:
+    """Pad the slots of one visible set `[V, ...]` to `width`."""
+    wide = np.zeros((width, *row.shape[1:]), dtype=row.dtype)
+    wide[: len(row)] = row
+    return wide
 
 
 def room_for(replay: Replay, entries: Tensor) -> Room:

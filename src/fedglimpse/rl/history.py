@@ -2,12 +2,15 @@
 
 The paper feeds W_glob^{t-H}, ..., W_glob^{t} (Sec. "Representing Temporal Context"). A run is
 shorter than H at its start; the missing rounds are masked, never filled with made-up zeros.
+
+Rows this short are worked on as NumPy arrays: the same arithmetic, and a call costs a third.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +27,8 @@ class History:
             length: H, rounds before the current one.
             dim: D, floats of a sketch.
         """
-        self._sketches = torch.zeros(length + 1, dim)  # newest last
+        self._sketches = np.zeros((length + 1, dim), dtype=np.float32)  # newest last
+        self._exist = torch.zeros(length + 1, dtype=torch.bool)
         self._filled = 0
         self._round = -1
 
@@ -36,25 +40,35 @@ class History:
         """
         fresh = round_num != self._round or self._filled == 0
         if fresh:
-            self._sketches = torch.roll(self._sketches, -1, dims=0)
-            self._filled = min(self._filled + 1, len(self._sketches))
+            self._sketches[:-1] = self._sketches[1:]
+            self._fill(min(self._filled + 1, len(self._sketches)))
             self._round = round_num
-        self._sketches[-1] = sketch
+        self._sketches[-1] = sketch.numpy()
         return fresh
 
+    def _fill(self, rounds: int) -> None:
+        """Note how many of the sketches exist."""
+        if rounds != self._filled:
+            length = len(self._sketches)
+            self._filled, self._exist = rounds, torch.arange(length) >= length - rounds
+
     def window(self) -> tuple[Tensor, Tensor]:
-        """Return the sketches `[H+1, D]`, newest last, and which of them exist `[H+1]`."""
-        length = len(self._sketches)
-        return self._sketches, torch.arange(length) >= length - self._filled
+        """Return the sketches `[H+1, D]`, newest last, and which of them exist `[H+1]`.
+
+        The sketches are those of now: the next `push` changes them.
+        """
+        return torch.from_numpy(self._sketches), self._exist
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue."""
-        return {"sketches": self._sketches.clone(), "filled": self._filled, "round": self._round}
+        sketches = torch.from_numpy(self._sketches.copy())
+        return {"sketches": sketches, "filled": self._filled, "round": self._round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        self._sketches = state["sketches"].clone()
-        self._filled, self._round = state["filled"], state["round"]
+        self._sketches = state["sketches"].numpy().copy()
+        self._fill(state["filled"])
+        self._round = state["round"]
 
 
 class RunningScale:
@@ -62,13 +76,13 @@ class RunningScale:
 
     def __init__(self, dim: int) -> None:
         self._count = 0
-        self._mean = torch.zeros(dim, dtype=torch.float64)
-        self._squares = torch.zeros(dim, dtype=torch.float64)  # summed squared deviations
+        self._mean = np.zeros(dim)  # float64
+        self._squares = np.zeros(dim)  # summed squared deviations
         self._numbers: tuple[Tensor, Tensor] | None = None  # worked out once after every `add`
 
     def add(self, sketch: Tensor) -> None:
         """Count one more sketch `[D]`."""
-        wide = sketch.double()
+        wide = sketch.numpy().astype(np.float64)
         self._count += 1
         before = wide - self._mean
         self._mean += before / self._count
@@ -78,9 +92,10 @@ class RunningScale:
     def numbers(self) -> tuple[Tensor, Tensor]:
         """Return what to subtract and to multiply by, `[D]` each."""
         if self._numbers is None:
-            std = (self._squares / max(self._count, 1)).sqrt()
-            scale = torch.where(std > 1e-12, 1.0 / std.clamp_min(1e-12), 0.0).float()
-            self._numbers = self._mean.float(), scale
+            std = np.sqrt(self._squares / max(self._count, 1))
+            scale = np.where(std > 1e-12, 1.0 / np.maximum(std, 1e-12), 0.0)
+            centre, scale = self._mean.astype(np.float32), scale.astype(np.float32)
+            self._numbers = torch.from_numpy(centre), torch.from_numpy(scale)
         return self._numbers
 
     def __call__(self, sketches: Tensor) -> Tensor:
@@ -92,12 +107,12 @@ class RunningScale:
         """Everything needed to continue."""
         return {
             "count": self._count,
-            "mean": self._mean.clone(),
-            "squares": self._squares.clone(),
+            "mean": torch.from_numpy(self._mean.copy()),
+            "squares": torch.from_numpy(self._squares.copy()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._count = state["count"]
-        self._mean, self._squares = state["mean"].clone(), state["squares"].clone()
+        self._mean, self._squares = (state[name].numpy().copy() for name in ("mean", "squares"))
         self._numbers = None

@@ -1,4 +1,4 @@
-"""What several agents see, put together for one pass.
+"""What several agents see, put together for one pass, and what is told of it.
 
 The same as in `Agent.look`, for all of them in one go; every row is computed by itself.
 """
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse.rl.agent import Agent
+from fedglimpse.rl.attention import entropies
 from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.history import LIMIT
 from fedglimpse.rl.observation import Observation, clean, finite, reported
@@ -70,8 +71,8 @@ def observe(
         history = ((history - centre) * scale).clamp(-LIMIT, LIMIT)
     counts = torch.tensor([view.num_visible for view in views])
     one_round = Observation(
-        clients=torch.stack([F.pad(rows, (0, 0, 0, width - len(rows))) for rows in clients]),
-        ids=torch.stack([F.pad(view.ids, (0, width - len(view.ids))) for view in views]),
+        clients=torch.stack([_wide(rows, width) for rows in clients]),
+        ids=torch.stack([_wide(view.ids, width) for view in views]),
         mask=torch.arange(width) < counts[:, None],
         history=history,
         history_mask=torch.stack(exist),
@@ -79,7 +80,31 @@ def observe(
     return Observation(*(tensor.unsqueeze(1).to(agents[0].device) for tensor in one_round))
 
 
+def _wide(rows: Tensor, width: int) -> Tensor:
+    """Pad the first dimension of `[V, ...]` with zeros."""
+    missing = width - rows.shape[0]
+    return F.pad(rows, (0,) * 2 * (rows.dim() - 1) + (0, missing)) if missing else rows
+
+
 def scales(agents: Sequence[Agent]) -> tuple[Tensor, Tensor]:
     """Return by what the agents' histories are standardised, `[R, 1, D]` each."""
     centres, factors = zip(*(agent.scale.numbers() for agent in agents), strict=True)
     return torch.stack(centres)[:, None], torch.stack(factors)[:, None]
+
+
+def means_of(scores: Tensor, counts: Sequence[int]) -> dict[int, float]:
+    """Return the mean score of each lane's real clients, of scores `[R, width]`."""
+    means: dict[int, float] = {}
+    for count, places in alike(dict(enumerate(counts))).items():
+        means |= zip(places, scores[places, :count].mean(dim=1).tolist(), strict=True)
+    return means
+
+
+def spreads_of(weights: Tensor | None, counts: Sequence[int]) -> dict[int, float | None]:
+    """Return the entropy of each lane's attention `[R, h, H+1, width]` to its real clients."""
+    spreads: dict[int, float | None] = dict.fromkeys(range(len(counts)))
+    if weights is not None:
+        for count, places in alike(dict(enumerate(counts))).items():
+            own = weights[places, :, :, :count]
+            spreads |= zip(places, entropies(own).tolist(), strict=True)
+    return spreads

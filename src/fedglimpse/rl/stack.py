@@ -66,7 +66,8 @@ class StackedLearner:
         self.steps = torch.zeros(len(learners), 1, device=self.decay.device)
         if self.adam:
             self._take_memories()
-        self._marks = [_marks(one) for one in learners]
+        self._firsts = [_firsts(one) for one in learners]
+        self._marks = [self._marks_of(r) for r in range(len(learners))]
 
     def holds(self, learners: Sequence[DoubleDQN[Any]]) -> bool:
         """True while these learners still are what is stacked here.
@@ -75,9 +76,19 @@ class StackedLearner:
         memory of an optimizer that is loaded.
         """
         return len(learners) == len(self.learners) and all(
-            one is other and self._marks[r] == _marks(one)
+            one is other and self._marks[r] == self._marks_of(r)
             for r, (one, other) in enumerate(zip(learners, self.learners, strict=True))
         )
+
+    def _marks_of(self, r: int) -> list[int]:
+        """Return where the tensors of a learner lie that may be replaced."""
+        online, target = self._firsts[r]
+        memory = self.learners[r].optimizer.state.get(online, {})
+        return [
+            online.data_ptr(),
+            target.data_ptr(),
+            memory["exp_avg"].data_ptr() if "exp_avg" in memory else 0,
+        ]
 
     @property
     def changed(self) -> list[Tensor]:
@@ -162,12 +173,6 @@ def _runs(sizes: Sequence[tuple[int, float]]) -> list[tuple[slice, float]]:
     return runs
 
 
-def _marks(learner: DoubleDQN[Any]) -> list[int]:
-    """Return where the tensors lie that may be replaced."""
-    first = next(iter(learner.online.parameters()))  # of the identity table, where there is one
-    memory = learner.optimizer.state.get(first, {})
-    return [
-        first.data_ptr(),
-        next(iter(learner.target.parameters())).data_ptr(),
-        memory["exp_avg"].data_ptr() if "exp_avg" in memory else 0,
-    ]
+def _firsts(learner: DoubleDQN[Any]) -> tuple[nn.Parameter, nn.Parameter]:
+    """Return the first parameters, the identity tables where there are some: only these grow."""
+    return next(learner.online.parameters()), next(learner.target.parameters())

@@ -16,13 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse.rl.agent import Agent, Glance, Lesson
-from fedglimpse.rl.attention import entropy
 from fedglimpse.rl.bank import LEAST, Bank, Room, Transitions, distinct, room_for
 from fedglimpse.rl.dqn import class_scores, set_value, top_members
 from fedglimpse.rl.graphed import Graphed
 from fedglimpse.rl.history import LIMIT
 from fedglimpse.rl.observation import Observation
-from fedglimpse.rl.shared_view import alike, features, observe, scales, take_in
+from fedglimpse.rl.shared_view import (
+    alike,
+    features,
+    means_of,
+    observe,
+    scales,
+    spreads_of,
+    take_in,
+)
 from fedglimpse.rl.stack import StackedLearner
 from fedglimpse.rl.stacked_q import Parameters, arrange, histogram, q_values
 from fedglimpse.types import View
@@ -79,20 +86,14 @@ class Team:
         scores = class_scores(q.flatten(0, 1), self.config.per_class_score).cpu()  # [R', V]
         if weights is not None:
             weights = weights.cpu().view(len(lanes), self.config.heads, -1, width)
+        counts = [view.num_visible for view in views]
+        means, spreads = means_of(scores, counts), spreads_of(weights, counts)
         glances = []
-        for i, (r, view) in enumerate(zip(lanes, views, strict=True)):
-            count = view.num_visible
+        for i, (r, count) in enumerate(zip(lanes, counts, strict=True)):
             own = None if weights is None else weights[i, :, :, :count]
-            glances.append(
-                Glance(
-                    clients[i],
-                    sketches[i],
-                    scores[i, :count],
-                    entropy=None if own is None else float(entropy(own)),
-                    flops=self.agents[r].forward_flops(1, count),
-                    attention=None if own is None else own.mean(dim=0).t(),
-                )
-            )
+            flops = self.agents[r].forward_flops(1, count)
+            said = scores[i, :count], means[i], spreads[i], flops, own
+            glances.append(Glance(clients[i], sketches[i], *said))
         return glances
 
     def learn(self, rounds: Sequence[int | None]) -> list[Lesson]:
@@ -158,11 +159,12 @@ class Team:
         entries = oldest[:, None, None].repeat(1, times, size)
         weights = torch.zeros(len(lanes), times, size)
         active = torch.zeros(len(self.agents), 1)
-        for i, r in enumerate(lanes):
-            if r in drawn:
-                count = drawn[r].shape[1]
-                entries[i, :, :count], weights[i, :, :count] = drawn[r], 1 / count
-                active[r] = 1.0
+        counts = {r: drawn[r].shape[1] for r in lanes if r in drawn}
+        for count, learning in alike(counts).items():
+            places = [lanes.index(r) for r in learning]
+            entries[places, :, :count] = torch.stack([drawn[r] for r in learning])
+            weights[places, :, :count] = 1 / count
+            active[learning] = 1.0
         centre, scale = scales(agents)
         return Task(
             lanes=torch.tensor(list(lanes))[:, None],
