@@ -41,17 +41,24 @@ def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> lis
     """Pick some clients of every lane, by position; their states are copied in one go."""
     if not clients:
         return []
-    counts, rows = [len(places) for places in slots], []
+    counts, rows, numbers = [len(places) for places in slots], [], []
+    first = 0  # position of a lane's first client among those of all lanes
     for one, places in zip(clients, slots, strict=True):
-        own = one.states.unbind()
-        rows += [own[i] for i in places.tolist()]
+        chosen, own = places.tolist(), one.states.unbind()
+        rows += [own[i] for i in chosen]
+        numbers += [first + i for i in chosen]
+        first += len(own)
     states = torch.stack(rows) if rows else clients[0].states[:0]
+    at = torch.tensor(numbers, dtype=torch.long)
+    small = ("ids", "loss", "squared_loss")  # a number for each client, on the CPU
+    joined = (torch.cat([getattr(one, name) for one in clients])[at] for name in small)
+    parts = (some.split(counts) for some in (states, *joined))
     picked = []
-    for one, places, part in zip(clients, slots, states.split(counts), strict=True):
+    for one, places, part, *own_numbers in zip(clients, slots, *parts, strict=True):
         common = one.starts.stride(0) == 0  # all started from the same state: nothing to copy
         starts = one.starts[: len(places)] if common else one.starts[places.to(part.device)]
-        losses = one.loss[places], one.squared_loss[places]
-        picked.append(TrainedClients(one.ids[places], starts, part, *losses))
+        ids, loss, squared_loss = own_numbers
+        picked.append(TrainedClients(ids, starts, part, loss, squared_loss))
     return picked
 
 
@@ -248,6 +255,6 @@ def _by_lane(some: Lanes, compute: Callable[[Tensor], Tensor]) -> list[Tensor]:
 
 def _to_cpu(values: Sequence[Tensor]) -> list[Tensor]:
     """Bring tensors home as float32, in one transfer."""
-    flat = torch.cat([value.detach().reshape(-1).float() for value in values]).cpu()
+    flat = torch.cat([value.reshape(-1) for value in values]).detach().float().cpu()
     parts = flat.split([value.numel() for value in values])
     return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse import rng
 from fedglimpse.errors import UserError
+from fedglimpse.sim.holdings import Holdings
 from fedglimpse.sim.jobs import Jobs, LocalTrainer
 from fedglimpse.sim.lane import Lane
 from fedglimpse.sim.reports import TrainedClients
@@ -22,7 +22,7 @@ class Finished:
     """What came of one lane's trainings."""
 
     clients: TrainedClients  # those whose result is finite
-    kept: Tensor  # [V] their positions among the ids that were asked for
+    kept: list[int]  # their positions among the ids that were asked for
     rejected: list[int]  # ids of the others
 
 
@@ -41,6 +41,7 @@ def train_round(
     lanes: Sequence[Lane],
     states: Tensor,
     ids_of: Mapping[int, Tensor],
+    holdings: Holdings,
 ) -> dict[int, Finished]:
     """Train some clients of some lanes, as many as possible at once.
 
@@ -53,6 +54,7 @@ def train_round(
         lanes: all lanes.
         states: their global states.  # [R, d]
         ids_of: lane -> ids of the clients that train.
+        holdings: the rows that clients hold.
     """
     parallel = [r for r in ids_of if lanes[r].method.schedule == "parallel"]
     own = states.clone().unbind()  # [d] each: aggregators may keep what they are given
@@ -63,9 +65,9 @@ def train_round(
         for r, head in heads.items():
             ids = ids_of[r][stage : stage + 1]
             tasks.append(_Task(r, ids, head.expand(len(ids), -1), stage))
-        for task, done in _run(trainer, lanes, [t for t in tasks if len(t.ids)]):
+        for task, done in _run(trainer, lanes, [t for t in tasks if len(t.ids)], holdings):
             parts[task.r].append(done)
-            if task.r in heads and len(done.kept):
+            if task.r in heads and done.kept:
                 heads[task.r] = done.clients.states[-1]
         tasks = []
     return {r: _joined(some) for r, some in parts.items() if some}
@@ -83,53 +85,57 @@ def _starts(lane: Lane, state: Tensor, ids: Tensor) -> Tensor:
 
 
 def _run(
-    trainer: LocalTrainer, lanes: Sequence[Lane], tasks: Sequence[_Task]
+    trainer: LocalTrainer, lanes: Sequence[Lane], tasks: Sequence[_Task], holdings: Holdings
 ) -> list[tuple[_Task, Finished]]:
     """Run tasks in one call of the trainer and keep the finite results."""
     if not tasks:
         return []
-    start, jobs = _table(lanes, tasks)
+    start, jobs = _table(lanes, tasks, holdings)
     trained = trainer.train(start, jobs)
     least, most = torch.aminmax(trained.states, dim=1)  # [J]; NaN where any float is
     home = torch.stack([least, most, trained.loss, trained.squared_loss]).cpu()
-    finite, losses = home[:2].isfinite().all(dim=0).tolist(), home[2:]
+    finite = home[:2].isfinite().all(dim=0).tolist()
     counts = [len(task.ids) for task in tasks]
-    parts = zip(tasks, trained.states.split(counts), losses.split(counts, dim=1), strict=True)
+    parts = (some.split(counts) for some in (trained.states, home[2], home[3]))
     answers, at = [], 0
-    for task, states, (loss, squared_loss) in parts:
-        ids, fine = task.ids.tolist(), finite[at : at + len(task.ids)]
-        at += len(ids)
+    for task, count, states, loss, squared_loss in zip(tasks, counts, *parts, strict=True):
+        fine = finite[at : at + count]
+        at += count
         clients = TrainedClients(task.ids, task.starts, states, loss, squared_loss)
-        kept = torch.tensor([i for i, ok in enumerate(fine) if ok], dtype=torch.long)
+        places, rejected = list(range(count)), []
         if not all(fine):
-            clients = clients.pick(kept)
-        rejected = [client for client, ok in zip(ids, fine, strict=True) if not ok]
-        answers.append((task, Finished(clients, kept + task.first, rejected)))
+            places = [i for i in places if fine[i]]
+            rejected = [i for i, ok in zip(task.ids.tolist(), fine, strict=True) if not ok]
+            clients = clients.pick(torch.tensor(places, dtype=torch.long))
+        answers.append((task, Finished(clients, [task.first + i for i in places], rejected)))
     return answers
 
 
-def _table(lanes: Sequence[Lane], tasks: Sequence[_Task]) -> tuple[Tensor, Jobs]:
+def _table(
+    lanes: Sequence[Lane], tasks: Sequence[_Task], holdings: Holdings
+) -> tuple[Tensor, Jobs]:
     """Return the start states `[S, d]` and the jobs of some tasks."""
-    start, index, keys, visits, rows, wishes = [], [], [], [], [], []
+    start, index, keys, sizes, visits, clients, wishes = [], [], [], [], [], [], []
     count = 0  # rows of `start`
     for task in tasks:
         lane, objective = lanes[task.r], lanes[task.r].method.objective
         ids, shared = task.ids.tolist(), task.starts.stride(0) == 0
         start.append(task.starts[:1] if shared else task.starts)
         index += [count + (0 if shared else i) for i in range(len(ids))]
-        count += len(start[-1])
-        keys += [rng.key(lane.seed, "train", lane.round_num, i) for i in ids]
+        count += 1 if shared else len(ids)
+        keys += rng.keys(lane.seed, "train", lane.round_num, ids)
+        sizes += lane.population.sizes[task.ids].tolist()
         visit = lane.round_num * lane.k + task.first
         visits += [visit + i if objective.block_cycle else -1 for i in range(len(ids))]
+        clients.append(ids)
         wishes += [_wishes(objective)] * len(ids)
-        rows += [lane.population.rows[i] for i in ids]
-    states, sizes = torch.cat(start), [own.numel() for own in rows]
+    states, populations = torch.cat(start), [lanes[task.r].population for task in tasks]
     whole = torch.tensor([index, keys, sizes, visits]).to(states.device)  # [4, J] in one transfer
     real = torch.tensor(list(zip(*wishes, strict=True))).to(states.device)  # [4, J]
     return states, Jobs(
         start=whole[0],
         keys=whole[1],
-        rows=pad_sequence(rows, batch_first=True).to(states.device),
+        rows=holdings.take(populations, clients, whole[2], max(sizes)),
         sizes=whole[2],
         mu=real[0],
         squared=real[1].bool(),
@@ -152,6 +158,19 @@ def _joined(parts: Sequence[Finished]) -> Finished:
     fields = zip(*(vars(part.clients).values() for part in parts), strict=True)
     return Finished(
         clients=TrainedClients(*(torch.cat(values) for values in fields)),
-        kept=torch.cat([part.kept for part in parts]),
+        kept=[i for part in parts for i in part.kept],
         rejected=[i for part in parts for i in part.rejected],
     )
+
+
+def mean_losses(losses: Sequence[Tensor]) -> list[float | None]:
+    """Return the mean of every row `[n]`, None where it is empty; rows of one length at once."""
+    by_length: dict[int, list[int]] = {}
+    for i, row in enumerate(losses):
+        by_length.setdefault(len(row), []).append(i)
+    means: list[float | None] = [None] * len(losses)
+    for length, places in by_length.items():
+        found = torch.stack([losses[i] for i in places]).mean(1).tolist() if length else []
+        for i, mean in zip(places, found, strict=False):
+            means[i] = mean
+    return means

@@ -16,11 +16,12 @@ from fedglimpse import rng
 from fedglimpse.cost import CostModel
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.sim.evaluate import Evaluator, Scores
+from fedglimpse.sim.holdings import Holdings
 from fedglimpse.sim.jobs import LocalTrainer
 from fedglimpse.sim.lane import Lane, LaneRound, Upload, check_choice, check_lane
 from fedglimpse.sim.merge import merge
 from fedglimpse.sim.reports import Asked, Reporter, TrainedClients, pick_each, proxy_examples
-from fedglimpse.sim.training import Finished, train_round
+from fedglimpse.sim.training import Finished, mean_losses, train_round
 from fedglimpse.types import Choice, Outcome, View
 
 __all__ = ["Lane", "World"]
@@ -57,6 +58,7 @@ class World:
         self.trainer, self.evaluator, self.reporter = trainer, evaluator, reporter
         self.costs = costs
         self._now: list[LaneRound] = []
+        self._holdings = Holdings()
         self._kept_proxies: dict[int, tuple[list[Lane], Tensor, Tensor]] = {}  # by their size
         for lane in self.lanes:
             check_lane(lane)
@@ -180,11 +182,11 @@ class World:
 
     def _train(self, ids_of: Mapping[int, Tensor]) -> dict[int, Finished]:
         """Train these clients of these lanes and note who trained."""
-        trained = train_round(self.trainer, self.lanes, self.states, ids_of)
-        for r, done in trained.items():
-            now, losses = self._now[r], done.clients.loss
-            now.trained, now.rejected = ids_of[r].tolist(), done.rejected
-            now.train_loss = float(losses.mean()) if len(losses) else None
+        trained = train_round(self.trainer, self.lanes, self.states, ids_of, self._holdings)
+        losses = mean_losses([done.clients.loss for done in trained.values()])
+        for (r, done), loss in zip(trained.items(), losses, strict=True):
+            now = self._now[r]
+            now.trained, now.rejected, now.train_loss = ids_of[r].tolist(), done.rejected, loss
         return trained
 
     def _pick(self, slots: Mapping[int, Tensor]) -> dict[int, TrainedClients]:

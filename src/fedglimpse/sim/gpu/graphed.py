@@ -87,9 +87,10 @@ class GraphedTrainer:
             wave = jobs.pick(index)
             step = self._step(wave, most)
             step.load(named, wave)
+            batches = steps_per_epoch(wave.sizes, self.recipe.batch_size)
             for epoch in range(self.recipe.epochs):
                 step.shuffle(epoch)
-                for _ in range(steps_per_epoch(wave.sizes, self.recipe.batch_size)):
+                for _ in range(batches):
                     step.run()
             states[index] = self.layout.pack(step.state)[: len(wave)]
             tally.put(index, step.tally.first(len(wave)))

@@ -1,0 +1,66 @@
+"""Which rows of the training set the clients of all lanes hold, kept where they train.
+
+A round's jobs are cut out of one long list on the device. `Population.take` is the readable twin,
+and what clients get whose rows are drawn when they are seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fedglimpse.data.population import Population
+
+
+class Holdings:
+    """The rows of all clients of some populations, one after the other."""
+
+    def __init__(self) -> None:
+        """Start with nobody; populations are taken in when they are first asked for."""
+        self._known: dict[int, tuple[Population, list[int]]] = {}  # by identity; where each begins
+        self._rows = torch.zeros(0, dtype=torch.long)
+
+    def take(
+        self,
+        populations: Sequence[Population],
+        clients: Sequence[Sequence[int]],
+        sizes: Tensor,
+        width: int,
+    ) -> Tensor:
+        """Return the rows of some clients of every population, padded with 0 `[J, n]`.
+
+        Args:
+            populations: of the lanes.
+            clients: ids, for each of the populations.
+            sizes: how many rows each of the clients holds; the table is made where this is.  # [J]
+            width: n, the largest of the sizes.
+        """
+        pairs = list(zip(populations, clients, strict=True))
+        if not all(isinstance(population.rows, tuple) for population in populations):
+            rows = [population.rows[i] for population, ids in pairs for i in ids]
+            return pad_sequence(rows, batch_first=True).to(sizes.device)
+        if any(id(population) not in self._known for population in populations):
+            self._learn(populations, sizes.device)
+        places = [(self._known[id(population)][1], ids) for population, ids in pairs]
+        firsts = torch.tensor([begin[i] for begin, ids in places for i in ids])
+        columns = torch.arange(width, device=sizes.device)
+        cells = firsts.to(sizes.device)[:, None] + columns  # [J, n]
+        return self._rows[cells].masked_fill(columns >= sizes[:, None], 0)
+
+    def _learn(self, populations: Sequence[Population], device: torch.device) -> None:
+        """Keep the rows of these populations and of no others."""
+        self._known.clear()
+        rows: list[Tensor] = []
+        count = longest = 0
+        for population in {id(one): one for one in populations}.values():
+            begins = []
+            for own in population.rows:
+                begins.append(count)
+                rows.append(own)
+                count, longest = count + len(own), max(longest, len(own))
+            self._known[id(population)] = population, begins
+        rows.append(torch.zeros(longest, dtype=torch.long))  # nothing is read beyond the end
+        self._rows = torch.cat(rows).to(device)
