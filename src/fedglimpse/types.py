@@ -36,7 +36,7 @@ class View:
     @property
     def num_visible(self) -> int:
         """V, the number of visible clients."""
-        return len(self.ids)
+        return self.ids.shape[0]
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,9 @@ class Agent:
 
     def make_room(self, rows: int) -> None:
         """Let the identity tables know clients up to id `rows` - 1."""
-        self.known = max(self.known, rows)
-        self.grow_tables(rows)
+        if rows > self.known:
+            self.known = rows
+            self.grow_tables(rows)
 
     def grow_tables(self, rows: int) -> None:
         """Give the identity tables at least so many rows."""

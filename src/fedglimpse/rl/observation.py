@@ -51,7 +51,7 @@ def clean(rows: Tensor, standardise: bool) -> Tensor:
 
 def finite(values: Tensor) -> Tensor:
     """Replace NaN and infinity by zero: a client that diverged must not spoil the others."""
-    return torch.where(values.isfinite(), values, 0.0)
+    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def zscore(rows: Tensor) -> Tensor:

@@ -44,8 +44,9 @@ def scores_of(logits: Tensor, y: Tensor, num_classes: int) -> list[Scores]:
     cells = (place * num_classes + logits.argmax(2)).flatten()
     losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none")
     loss = losses.view(models, examples).mean(1).cpu()
-    confusion = torch.bincount(cells, minlength=models * num_classes**2).cpu().double()
-    confusion = confusion.view(models, num_classes, num_classes)  # [S, true, predicted]
+    counts = torch.zeros(models * num_classes**2, device=y.device, dtype=torch.long)
+    counts.scatter_add_(0, cells, torch.ones_like(cells))  # bincount would wait for a GPU twice
+    confusion = counts.cpu().double().view(models, num_classes, num_classes)  # [S, true, predicted]
     hits, true, guessed = confusion.diagonal(dim1=1, dim2=2), confusion.sum(2), confusion.sum(1)
     f1 = 2 * hits / (true + guessed).clamp(min=1)
     columns = (

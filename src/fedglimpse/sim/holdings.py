@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -45,9 +46,9 @@ class Holdings:
         if any(id(population) not in self._known for population in populations):
             self._learn(populations, sizes.device)
         places = [(self._known[id(population)][1], ids) for population, ids in pairs]
-        firsts = torch.tensor([begin[i] for begin, ids in places for i in ids])
+        firsts = np.array([begin[i] for begin, ids in places for i in ids], dtype=np.int64)
         columns = torch.arange(width, device=sizes.device)
-        cells = firsts.to(sizes.device)[:, None] + columns  # [J, n]
+        cells = torch.from_numpy(firsts).to(sizes.device)[:, None] + columns  # [J, n]
         return self._rows[cells].masked_fill(columns >= sizes[:, None], 0)
 
     def _learn(self, populations: Sequence[Population], device: torch.device) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,10 +129,12 @@ def _table(
         visit = lane.round_num * lane.k + task.first
         visits += [visit + i if objective.block_cycle else -1 for i in range(len(ids))]
         clients.append(ids)
-        wishes += [_wishes(objective)] * len(ids)
+        wishes.append(_wishes(objective))
     states, populations = torch.cat(start), [lanes[task.r].population for task in tasks]
-    whole = torch.tensor([index, keys, sizes, visits]).to(states.device)  # [4, J] in one transfer
-    real = torch.tensor(list(zip(*wishes, strict=True))).to(states.device)  # [4, J]
+    numbers = np.array([index, keys, sizes, visits], dtype=np.int64)  # torch.tensor is slow here
+    whole = torch.from_numpy(numbers).to(states.device)  # [4, J] in one transfer
+    each = np.array(wishes, dtype=np.float32).T.repeat([len(ids) for ids in clients], axis=1)
+    real = torch.from_numpy(each).to(states.device)  # [4, J]
     return states, Jobs(
         start=whole[0],
         keys=whole[1],

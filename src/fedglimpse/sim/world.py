@@ -122,7 +122,7 @@ class World:
         scored = [r for r, wanted in enumerate(evaluate) if wanted]
         x, y = self.dataset.x_test, self.dataset.y_test
         same_x, same_y = x.expand(len(scored), *x.shape), y.expand(len(scored), -1)
-        found = self.evaluator.scores(self.states[scored], same_x, same_y) if scored else []
+        found = self.evaluator.scores(self._states(scored), same_x, same_y) if scored else []
         scores = dict(zip(scored, found, strict=True))
         return [self._record(r, metrics[r], scores.get(r)) for r in range(len(self.lanes))]
 
@@ -247,8 +247,12 @@ class World:
         found: dict[int, Scores] = {}
         for size, some in by_size.items():
             x, y = self._proxies(size, [self.lanes[r] for r in some])
-            found |= zip(some, self.evaluator.scores(self.states[some], x, y), strict=True)
+            found |= zip(some, self.evaluator.scores(self._states(some), x, y), strict=True)
         return {r: found[r] for r in places}
+
+    def _states(self, places: Sequence[int]) -> Tensor:
+        """Return the global states of some lanes to read, in order; nothing is copied for all."""
+        return self.states if len(places) == len(self.lanes) else self.states[places]
 
     def _proxies(self, size: int, lanes: list[Lane]) -> tuple[Tensor, Tensor]:
         """Return proxy sets of one size side by side, gathered anew where the lanes changed."""
