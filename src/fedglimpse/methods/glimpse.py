@@ -15,7 +15,7 @@ from torch import Tensor
 from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.rl.agent import Agent, Glance
 from fedglimpse.rl.config import AgentConfig
-from fedglimpse.rl.explore import Picked, epsilon, pick
+from fedglimpse.rl.explore import Ask, Picked, epsilon, pick, pick_each
 from fedglimpse.rl.policy import read_policy
 from fedglimpse.rl.replay import Round
 from fedglimpse.rl.team import Team
@@ -85,10 +85,11 @@ class GlimpseSelector:
         """Return the team that asks these selectors together."""
         return GlimpseTeam(selectors)
 
-    def choose(self, view: View, k: int, glance: Glance) -> Choice:
-        """Make a choice of the scores and keep what the feedback will need."""
-        rule, random_picks = self.config.exploration, self.config.partial_random
-        picked = pick(glance.scores, k, self.epsilon, rule, random_picks, view.rng)
+    def choose(self, view: View, k: int, glance: Glance, picked: Picked | None = None) -> Choice:
+        """Make a choice of the scores, or of what was picked by them, and keep it for feedback."""
+        if picked is None:
+            rule, random_picks = self.config.exploration, self.config.partial_random
+            picked = pick(glance.scores, k, self.epsilon, rule, random_picks, view.rng)
         self._pending = (view, k, glance, picked)
         info: dict[str, Any] = {
             "behaviour": picked.behaviour,
@@ -125,7 +126,7 @@ class GlimpseSelector:
     def _round(self, view: View, k: int, glance: Glance, outcome: Outcome) -> Round:
         """Put together what is worth remembering; clients whose update failed were not chosen."""
         per_class = self.config.q_output == "per_class"
-        reward = outcome.reward_per_class if per_class else torch.tensor([outcome.reward])
+        reward = outcome.reward_per_class if per_class else torch.full((1,), outcome.reward)
         return Round(
             clients=glance.clients,
             ids=view.ids,
@@ -176,11 +177,19 @@ class GlimpseTeam:
 
     def select(self, views: Sequence[View | None], ks: Sequence[int]) -> list[Choice | None]:
         """Choose in every lane that sees someone."""
-        glances = self.team.look(views)
-        return [
-            None if view is None or glance is None else selector.choose(view, k, glance)
-            for selector, view, k, glance in zip(self.selectors, views, ks, glances, strict=True)
+        lanes = enumerate(zip(views, self.team.look(views), strict=True))
+        seen = [
+            (r, view, glance)
+            for r, (view, glance) in lanes
+            if view is not None and glance is not None
         ]
+        asked = [Ask(g.scores, ks[r], self.selectors[r].epsilon, v.rng) for r, v, g in seen]
+        config = self.selectors[0].config
+        picks = pick_each(asked, config.exploration, config.partial_random)
+        choices: list[Choice | None] = [None] * len(views)
+        for (r, view, glance), picked in zip(seen, picks, strict=True):
+            choices[r] = self.selectors[r].choose(view, ks[r], glance, picked)
+        return choices
 
     def feedback(self, outcomes: Sequence[Outcome | None]) -> list[Mapping[str, float]]:
         """Remember the rounds that were played and learn from all that is remembered."""
