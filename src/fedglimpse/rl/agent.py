@@ -107,10 +107,12 @@ class Agent:
     def draw(self, round_num: int) -> Tensor | None:
         """Draw the transitions of this round's mini-batches `[m, size]`; None: too few yet."""
         starts, times = self.replay.starts(), self.config.updates_per_round
-        if len(starts) < self.config.learn_start or not times:
+        count = len(starts)
+        if count < self.config.learn_start or not times:
             return None
-        size = min(self.config.batch_size, len(starts))
-        return starts[rng.shuffles(self.seed, "replay", round_num, times, len(starts))[:, :size]]
+        size = min(self.config.batch_size, count)
+        orders = rng.shuffles(self.seed, "replay", round_num, times, count)[:, :size]
+        return torch.from_numpy(starts.numpy()[orders.numpy()])
 
     def learn(self, round_num: int) -> Lesson:
         """Run Algorithm 2 after a round was added to `replay`."""
