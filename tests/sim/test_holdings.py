@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from fedglimpse import rng
+from fedglimpse.aggregate import WeightedDelta
 from fedglimpse.data.population import Population
 from fedglimpse.data.virtual import virtual_rows
 from fedglimpse.sim.holdings import Holdings
 from fedglimpse.sim.training import mean_losses
+from fedglimpse.types import Method
 
 
 def taken(holdings: Holdings, people: list[Population], ids: list[list[int]]) -> Tensor:
     """Ask for the rows of some clients."""
+    holdings.keep(people, torch.device("cpu"))
     pairs = zip(people, ids, strict=True)
     sizes = torch.tensor([len(one.rows[i]) for one, some in pairs for i in some])
     return holdings.take(people, ids, sizes, int(sizes.max()))
@@ -52,6 +55,17 @@ def test_clients_that_draw_their_rows_are_asked_one_by_one() -> None:
     table = taken(Holdings(), [people, dealt], [[999_999, 3], [0]])
     assert table[0, :4].tolist() == people.rows[999_999].tolist()
     assert table[2, : len(dealt.rows[0])].tolist() == dealt.rows[0].tolist()
+
+
+def test_a_world_sends_the_rows_of_its_lanes_once() -> None:
+    """Lanes that train before and after the choice ask at different times in every round."""
+    needs: list[frozenset[str]] = [frozenset({"train_loss"}), frozenset()]
+    methods = [Method(small.Fixed([0, 1], needs=some), WeightedDelta()) for some in needs]
+    world = small.world([small.lane(one, seed) for seed, one in enumerate(methods)])
+    small.play(world)
+    sent = world._holdings._rows
+    small.play(world)
+    assert world._holdings._rows is sent
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 10, 11, 16, 33, 100])

@@ -24,8 +24,8 @@ def copied(tree: Any) -> Any:
     """
     leaves = list(_leaves(tree))
     copies: list[Tensor] = [torch.empty(0)] * len(leaves)
-    for dtype in {leaf.dtype for leaf in leaves}:
-        places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+    for kind in {(leaf.dtype, leaf.device) for leaf in leaves}:
+        places = [i for i, leaf in enumerate(leaves) if (leaf.dtype, leaf.device) == kind]
         joined = torch.cat([leaves[i].detach().reshape(-1) for i in places]).cpu()
         for i, part in zip(places, joined.split([leaves[i].numel() for i in places]), strict=True):
             copies[i] = part.view(leaves[i].shape)

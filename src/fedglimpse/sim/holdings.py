@@ -20,9 +20,31 @@ class Holdings:
     """The rows of all clients of some populations, one after the other."""
 
     def __init__(self) -> None:
-        """Start with nobody; populations are taken in when they are first asked for."""
+        """Start with nobody."""
         self._known: dict[int, tuple[Population, list[int]]] = {}  # by identity; where each begins
         self._rows = torch.zeros(0, dtype=torch.long)
+
+    def keep(self, populations: Sequence[Population], device: torch.device) -> None:
+        """Hold the rows of all these populations, and of no others where some are new.
+
+        Args:
+            populations: of all lanes; those whose clients draw their rows are left out.
+            device: where they train.
+        """
+        if all(id(one) in self._known or not _dealt(one) for one in populations):
+            return
+        self._known.clear()
+        rows: list[Tensor] = []
+        count = longest = 0
+        for population in {id(one): one for one in populations if _dealt(one)}.values():
+            begins = []
+            for own in population.rows:
+                begins.append(count)
+                rows.append(own)
+                count, longest = count + len(own), max(longest, len(own))
+            self._known[id(population)] = population, begins
+        rows.append(torch.zeros(longest, dtype=torch.long))  # nothing is read beyond the end
+        self._rows = torch.cat(rows).to(device)
 
     def take(
         self,
@@ -34,34 +56,22 @@ class Holdings:
         """Return the rows of some clients of every population, padded with 0 `[J, n]`.
 
         Args:
-            populations: of the lanes.
+            populations: some of those that are kept.
             clients: ids, for each of the populations.
             sizes: how many rows each of the clients holds; the table is made where this is.  # [J]
             width: n, the largest of the sizes.
         """
         pairs = list(zip(populations, clients, strict=True))
-        if not all(isinstance(population.rows, tuple) for population in populations):
+        if not all(map(_dealt, populations)):
             rows = [population.rows[i] for population, ids in pairs for i in ids]
             return pad_sequence(rows, batch_first=True).to(sizes.device)
-        if any(id(population) not in self._known for population in populations):
-            self._learn(populations, sizes.device)
         places = [(self._known[id(population)][1], ids) for population, ids in pairs]
         firsts = np.array([begin[i] for begin, ids in places for i in ids], dtype=np.int64)
         columns = torch.arange(width, device=sizes.device)
         cells = torch.from_numpy(firsts).to(sizes.device)[:, None] + columns  # [J, n]
         return self._rows[cells].masked_fill(columns >= sizes[:, None], 0)
 
-    def _learn(self, populations: Sequence[Population], device: torch.device) -> None:
-        """Keep the rows of these populations and of no others."""
-        self._known.clear()
-        rows: list[Tensor] = []
-        count = longest = 0
-        for population in {id(one): one for one in populations}.values():
-            begins = []
-            for own in population.rows:
-                begins.append(count)
-                rows.append(own)
-                count, longest = count + len(own), max(longest, len(own))
-            self._known[id(population)] = population, begins
-        rows.append(torch.zeros(longest, dtype=torch.long))  # nothing is read beyond the end
-        self._rows = torch.cat(rows).to(device)
+
+def _dealt(population: Population) -> bool:
+    """True where clients hold their rows from the start, not drawn when they are seen."""
+    return isinstance(population.rows, tuple)

@@ -57,6 +57,7 @@ def train_round(
         ids_of: lane -> ids of the clients that train.
         holdings: the rows that clients hold.
     """
+    holdings.keep([lane.population for lane in lanes], states.device)
     parallel = [r for r in ids_of if lanes[r].method.schedule == "parallel"]
     own = states.clone().unbind()  # [d] each: aggregators may keep what they are given
     tasks = [_Task(r, ids_of[r], _starts(lanes[r], own[r], ids_of[r]), 0) for r in parallel]
