@@ -13,6 +13,7 @@ from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
 from fedglimpse.rl.agent import Agent
 from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.copies import copied
+from fedglimpse.rl.explore import pick
 from fedglimpse.rl.observation import Observation
 from fedglimpse.rl.stack import StackedLearner
 from fedglimpse.rl.stacked_q import arrange, histogram, q_values
@@ -55,9 +56,15 @@ class Readable:
         self.agent: Agent = one.agent
 
     def play(self, shown: View, k: int) -> tuple[torch.Tensor, float | None]:
-        choice = self.one.choose(shown, k, self.agent.look(shown))
+        glance, rule = self.agent.look(shown), self.one.config
+        scores, k, eps, draw = self.one.ask(shown, k, glance)
+        picked = pick(scores, k, eps, rule.exploration, rule.partial_random, draw)
+        choice = self.one.choose(shown, k, glance, picked)
         self.one.remember(outcome(shown, choice.slots))
-        return choice.slots, self.agent.learn(shown.round_num).td_loss
+        td_loss = self.agent.learn(shown.round_num).td_loss
+        if td_loss is not None:
+            self.one.turns.learnt(td_loss)
+        return choice.slots, td_loss
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)

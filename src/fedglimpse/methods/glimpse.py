@@ -15,10 +15,11 @@ from torch import Tensor
 from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.rl.agent import Agent, Glance
 from fedglimpse.rl.config import AgentConfig
-from fedglimpse.rl.explore import Ask, Picked, epsilon, pick, pick_each
+from fedglimpse.rl.explore import Ask, Picked, epsilon, pick_each
 from fedglimpse.rl.policy import read_policy
 from fedglimpse.rl.replay import Round
 from fedglimpse.rl.team import Team
+from fedglimpse.rl.turns import Turns
 from fedglimpse.types import Choice, Method, Outcome, View
 
 ATTENTION_EVERY = 10  # rounds between records of the attention weights, which are many
@@ -50,6 +51,7 @@ class GlimpseSelector:
         self.config, self.needs, self.frozen = config, config.needs, config.frozen
         self.num_classes = num_classes
         self.step = 0  # rounds acted: the t of the epsilon schedule
+        self.turns = Turns(config.turns, config.loss)
         self.agent = Agent(
             config, sketch_dim=sketch_dim, num_classes=num_classes, seed=seed, device=device
         )
@@ -85,11 +87,12 @@ class GlimpseSelector:
         """Return the team that asks these selectors together."""
         return GlimpseTeam(selectors)
 
-    def choose(self, view: View, k: int, glance: Glance, picked: Picked | None = None) -> Choice:
-        """Make a choice of the scores, or of what was picked by them, and keep it for feedback."""
-        if picked is None:
-            rule, random_picks = self.config.exploration, self.config.partial_random
-            picked = pick(glance.scores, k, self.epsilon, rule, random_picks, view.rng)
+    def ask(self, view: View, k: int, glance: Glance) -> Ask:
+        """Return what the picking needs: scores with everyone's turn, and how much to explore."""
+        return Ask(self.turns.scores(glance.scores, view.ids), k, self.epsilon, view.rng)
+
+    def choose(self, view: View, k: int, glance: Glance, picked: Picked) -> Choice:
+        """Make a choice of what was picked and keep what the feedback will need."""
         self._pending = (view, k, glance, picked)
         info: dict[str, Any] = {
             "behaviour": picked.behaviour,
@@ -119,6 +122,7 @@ class GlimpseSelector:
             metrics["attention_entropy"] = glance.entropy
         if not self.frozen:
             self.agent.replay.add(self._round(view, k, glance, outcome))
+        self.turns.chosen(outcome.selected)
         self.step += 1
         self._pending = None
         return metrics
@@ -158,12 +162,14 @@ class GlimpseSelector:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue after a finished round."""
-        return self.agent.state_dict() | {"step": self.step, "frozen": self.frozen}
+        own = {"step": self.step, "frozen": self.frozen, "turns": self.turns.state_dict()}
+        return self.agent.state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         state = dict(state)
         self.step, self.frozen = state.pop("step"), state.pop("frozen")
+        self.turns.load_state_dict(state.pop("turns"))
         self.agent.load_state_dict(state)
 
 
@@ -183,7 +189,7 @@ class GlimpseTeam:
             for r, (view, glance) in lanes
             if view is not None and glance is not None
         ]
-        asked = [Ask(g.scores, ks[r], self.selectors[r].epsilon, v.rng) for r, v, g in seen]
+        asked = [self.selectors[r].ask(view, ks[r], glance) for r, view, glance in seen]
         config = self.selectors[0].config
         picks = pick_each(asked, config.exploration, config.partial_random)
         choices: list[Choice | None] = [None] * len(views)
@@ -198,8 +204,10 @@ class GlimpseTeam:
         learns = [
             None if outcome is None or one.frozen else outcome.round_num for one, outcome in pairs
         ]
-        for said, lesson in zip(metrics, self.team.learn(learns), strict=True):
+        lessons = self.team.learn(learns)
+        for one, said, lesson in zip(self.selectors, metrics, lessons, strict=True):
             if said and lesson.td_loss is not None:
+                one.turns.learnt(lesson.td_loss)
                 said["server_flops"] += lesson.flops
                 said["td_loss"] = lesson.td_loss
         return list(metrics)

@@ -36,6 +36,7 @@ class AgentConfig:
     identity_buckets: int = 4096  # rows of the hashed form
     identity_decay: bool = False  # weight decay on identities; it erases clients seldom seen
     advantage_context: bool = True  # the advantage head also reads the pooled visible set
+    flat_start: bool = False  # advantages begin at zero: no client is preferred without evidence
     q_output: str = "scalar"  # scalar: one Q per client; per_class: one per client and class
     per_class_score: str = "mean"  # how per-class Qs rank clients: mean, min
     q_clip: str = "none"  # none, tanh, clamp: bound |Q| by r_max / (1 - gamma)
@@ -63,6 +64,7 @@ class AgentConfig:
     epsilon_decay: float = 0.005  # e in max(epsilon_min, 1 - e t)
     epsilon_min: float = 0.1
     partial_random: int = 2  # m: random picks of the partial rule
+    turns: float = 0.0  # weight of how seldom a client was chosen, where Q is noise
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():

@@ -119,6 +119,8 @@ class QNetwork(nn.Module):
             )
             outputs = num_classes if self.per_class else 1
             self.heads = Dueling(dim, self.identity.dim, outputs, config.advantage_context)
+            if config.flat_start:
+                nn.init.zeros_(self.heads.advantage_output.weight)
             self.histogram_head = nn.Linear(dim, num_classes) if config.aux_weight > 0 else None
 
     def forward(self, obs: Observation) -> Tensor:
