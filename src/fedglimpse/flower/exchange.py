@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from fedglimpse.flower import wire
 
 SILENT = "no answer"
+LONGEST = 50  # a pause grows to so many times the first
 _ERRORS = {2: "client app failed", 3: "message expired", 5: "node lost", 8: "client app stopped"}
 
 
@@ -51,7 +52,7 @@ class Exchange:
     """The server's mailbox."""
 
     grid: Grid
-    poll: float = 0.05  # seconds between looks, growing to ten times as much
+    poll: float = 0.01  # seconds between looks, growing while nothing comes
     patience: float = 3.0  # a message expires after so many times its phase's timeout
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -92,7 +93,7 @@ class Exchange:
                     answers[waiting.pop(message_id)] = answer
             if not waiting or self.clock() >= end:
                 break
-            pause = self.poll if replies else min(pause * 1.2, 10 * self.poll)
+            pause = self.poll if replies else min(pause * 1.2, LONGEST * self.poll)
             self.sleep(min(pause, max(end - self.clock(), 0.0)))
         self.owed |= {message_id: (node, expiry) for message_id, node in waiting.items()}
         return answers

@@ -54,7 +54,7 @@ class Terms:
     train_timeout: float = 600.0
     upload_timeout: float = 120.0
     quorum: float = 0.5  # share of those asked that must answer, else the round passes
-    poll: float = 0.05  # seconds between looks for answers
+    poll: float = 0.01  # seconds between looks for answers; grows to half a second of silence
     patience: float = 3.0  # a silent node gets new work after so many timeouts
 
     def __post_init__(self) -> None:
