@@ -70,20 +70,20 @@ def mix(values: Tensor) -> Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
-def hashed(keys: Tensor, purpose: int, width: int) -> Tensor:
+def hashed(keys: Tensor, purpose: int | Tensor, width: int) -> Tensor:
     """Return `width` pseudo-random non-negative 63-bit integers for every key.
 
     Args:
         keys: one key for each row.  # [J] int64
-        purpose: separates streams that share a key (epoch number, crop, flip, ...).
+        purpose: separates streams that share a key (epoch number, crop, flip, ...).  # [] or int
         width: numbers in a row.
     """
     columns = torch.arange(width, device=keys.device)  # [W]
-    rows = mix(keys + mix(torch.full_like(keys, purpose)))  # [J]
+    rows = mix(keys + mix(torch.zeros_like(keys) + purpose))  # [J]
     return mix(rows[:, None] + columns * _GOLDEN) & _LAST  # [J, W]
 
 
-def permutations(keys: Tensor, purpose: int, sizes: Tensor, width: int) -> Tensor:
+def permutations(keys: Tensor, purpose: int | Tensor, sizes: Tensor, width: int) -> Tensor:
     """Return a random order of 0..size-1 for every row, padding positions last.
 
     Args:

@@ -19,10 +19,8 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
-from fedglimpse.sim.gpu.conv import conv3x3  # noqa: E402
 from fedglimpse.sim.gpu.first_layer import first_layer, padded_layer  # noqa: E402
 from fedglimpse.sim.gpu.graphed import GraphedTrainer  # noqa: E402
-from fedglimpse.sim.gpu.relu_norm import relu_norm  # noqa: E402
 
 MODELS = {
     "cifar": (nets.cifar_cnn, (3, 32, 32), 10),
@@ -112,28 +110,6 @@ def test_one_step_equals_serial(name: str) -> None:
     torch.testing.assert_close(slow.squared_loss, fast.squared_loss, rtol=1e-4, atol=1e-4)
 
 
-def test_kernels_against_torch_in_half_precision() -> None:
-    draw = torch.Generator("cuda").manual_seed(0)
-    x = torch.randn(3, 5, 16, 16, 32, device="cuda", generator=draw)
-    w = torch.randn(3, 9, 32, 64, device="cuda", generator=draw) / 17
-    want = torch.stack([
-        torch.nn.functional.conv2d(
-            x[j].permute(0, 3, 1, 2).double(),
-            w[j].view(3, 3, 32, 64).permute(3, 2, 0, 1).double(), padding=1,
-        ).permute(0, 2, 3, 1)
-        for j in range(3)
-    ])  # fmt: skip
-    got = conv3x3(x.bfloat16(), w.bfloat16(), 1)
-    assert (got.double() - want).norm() / want.norm() < 1e-2
-    ones = torch.ones(3, 64, device="cuda")
-    counts = torch.full((3,), 5, device="cuda")
-    y, mean, var = relu_norm(got, ones * 0, ones, ones * 0, counts, 1e-5, False)
-    r = got.double().relu()
-    assert torch.allclose(mean.double(), r.mean((1, 2, 3)), rtol=1e-3)
-    assert torch.allclose(var.double(), r.var((1, 2, 3), correction=0), rtol=1e-3)
-    assert abs(float(y.float().mean())) < 1e-2
-
-
 def first_layer_inputs(
     side: int, inputs: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
@@ -210,3 +186,12 @@ def test_more_jobs_than_fit_run_in_waves() -> None:
         nets.har_mlp().cuda(), data, SGD, max_jobs=3, compiled=False
     ).train(start, jobs)  # fmt: skip
     torch.testing.assert_close(whole.states, waves.states, rtol=1e-4, atol=1e-5)
+
+
+def test_one_compilation_serves_any_number_of_clients() -> None:
+    data, start = examples((561,), 6, augment=False), starts("har")
+    GraphedTrainer(nets.har_mlp().cuda(), data, SGD).train(start, jobs_of([40] * 3))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for count in (5, 12):
+        GraphedTrainer(nets.har_mlp().cuda(), data, SGD).train(start, jobs_of([40] * count))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")  # a tensor, or several
+
 _WARM_UPS = 2  # runs before the recording: libraries choose their algorithms there
 
 
-class Graphed:
+class Graphed(Generic[T]):
     """Replays the newest recording; another key or other shapes make a new one."""
 
     def __init__(self) -> None:
@@ -20,12 +22,12 @@ class Graphed:
 
     def __call__(
         self,
-        function: Callable[..., Tensor],
+        function: Callable[..., T],
         inputs: Sequence[Tensor],
         changed: Sequence[Tensor],
         key: tuple[Any, ...],
-    ) -> Tensor:
-        """Return `function(*inputs)`.
+    ) -> T:
+        """Return `function(*inputs)`, in tensors that the next call writes to again.
 
         Args:
             function: reads its arguments and tensors that stay where they are.
@@ -48,7 +50,7 @@ class Graphed:
 
     def _record(
         self,
-        function: Callable[..., Tensor],
+        function: Callable[..., T],
         inputs: Sequence[Tensor],
         changed: Sequence[Tensor],
     ) -> None:

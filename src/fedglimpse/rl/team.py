@@ -57,7 +57,9 @@ class Team:
         self.net = agents[0].net  # for its architecture
         self._learner: StackedLearner | None = None
         self._bank: Bank | None = None
-        self._graphed = Graphed() if self.device.type == "cuda" else None
+        cuda = self.device.type == "cuda"
+        self._graphed: Graphed[Tensor] | None = Graphed() if cuda else None
+        self._looking: Graphed[tuple[Tensor, Tensor | None]] | None = Graphed() if cuda else None
 
     def look(self, views: Sequence[View | None]) -> list[Glance | None]:
         """Score the visible clients of every lane that sees some: `Agent.look`."""
@@ -69,7 +71,8 @@ class Team:
         clients = features(seen, self.config)
         widths = {r: max(view.num_visible, LEAST) for r, view in seen.items()}
         if self._graphed is not None:  # fewer passes are worth more than the last bits
-            widths = dict.fromkeys(widths, max(widths.values()))
+            known = (agent.replay.width for agent in self.agents)  # most rounds: one recording
+            widths = dict.fromkeys(widths, max(*known, *widths.values()))
         for width, lanes in alike(widths).items():
             found = self._pass([(r, seen[r], clients[r], sketches[r]) for r in lanes], width)
             for r, glance in zip(lanes, found, strict=True):
@@ -81,9 +84,8 @@ class Team:
         """Score what some lanes see in one pass with `width` slots."""
         lanes, views, clients, sketches = (list(part) for part in zip(*seen, strict=True))
         together = observe([self.agents[r] for r in lanes], views, clients, width)
-        arranged = arrange(together, self.config.heads, full=False)
-        q, weights = q_values(self.net, self._stacked().online.of(lanes), arranged)
-        scores = class_scores(q.flatten(0, 1), self.config.per_class_score).cpu()  # [R', V]
+        scores, weights = self._scores(lanes, together)
+        scores = scores.cpu()  # [R', V]
         if weights is not None:
             weights = weights.cpu().view(len(lanes), self.config.heads, -1, width)
         counts = [view.num_visible for view in views]
@@ -95,6 +97,19 @@ class Team:
             said = scores[i, :count], means[i], spreads[i], flops, own
             glances.append(Glance(clients[i], sketches[i], *said))
         return glances
+
+    def _scores(self, lanes: list[int], together: Observation) -> tuple[Tensor, Tensor | None]:
+        """Return the scores `[R', V]` of what some lanes see, and the cross-attention weights."""
+        learner = self._stacked()
+
+        def scores(*tensors: Tensor) -> tuple[Tensor, Tensor | None]:
+            arranged = arrange(Observation(*tensors), self.config.heads, full=False)
+            q, weights = q_values(self.net, learner.online.of(lanes), arranged)
+            return class_scores(q.flatten(0, 1), self.config.per_class_score), weights
+
+        if self._looking is None or len(lanes) < len(self.agents):
+            return scores(*together)
+        return self._looking(scores, together, (), key=(learner,))
 
     def learn(self, rounds: Sequence[int | None]) -> list[Lesson]:
         """Let the agents whose round is given learn from their memories: `Agent.learn`."""

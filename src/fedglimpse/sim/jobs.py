@@ -164,7 +164,7 @@ class Examples:
     y: Tensor  # [n]
     augment: bool
 
-    def order(self, jobs: Jobs, epoch: int) -> tuple[Tensor, Tensor | None]:
+    def order(self, jobs: Jobs, epoch: int | Tensor) -> tuple[Tensor, Tensor | None]:
         """Return this epoch's order of every job's rows and its augmentation draws `[J, n]`."""
         width = jobs.rows.shape[1]
         order = rng.permutations(jobs.keys, epoch, jobs.sizes, width)

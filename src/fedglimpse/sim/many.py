@@ -21,6 +21,7 @@ from fedglimpse.sim.precision import Precision, numerics
 from fedglimpse.sim.stacked import StackedModel
 
 _EXAMPLES = {"cpu": 4000, "cuda": 16_000}  # in one forward pass, all states together
+_FLAT_EXAMPLES = {"cuda": 128_000}  # the same for inputs that are not images
 _WITH_GRADIENT = 4  # times fewer where activations are kept
 
 
@@ -89,4 +90,5 @@ class StackedMany:
 
 def _room(x: Tensor, times: int) -> int:
     """Return how many examples of every state go into one pass."""
-    return max(_EXAMPLES.get(x.device.type, 4000) // (times * max(len(x), 1)), 1)
+    limits = {**_EXAMPLES, **_FLAT_EXAMPLES} if x.dim() == 3 else _EXAMPLES  # [S, n, F]
+    return max(limits.get(x.device.type, 4000) // (times * max(len(x), 1)), 1)

@@ -167,18 +167,24 @@ def _running(
 
 
 def _linear(x: Tensor, own: Mapping[str, Tensor]) -> Tensor:
-    weight = own["weight"].to(x.dtype).transpose(1, 2)  # [J, F_in, F_out]
+    """Multiply weights with inputs, not inputs with weights: so their gradient has their layout."""
+    weight, columns = own["weight"].to(x.dtype), x.transpose(1, 2)  # [J, F_out, F_in], [J, F_in, B]
+    if room := weight.shape[2] - x.shape[2]:  # beside every row of weights
+        columns = F.pad(columns, (0, 0, 0, room))
     if "bias" not in own:
-        return torch.bmm(x, weight)
-    return torch.baddbmm(own["bias"].to(x.dtype)[:, None], x, weight)
+        return torch.bmm(weight, columns).transpose(1, 2)
+    bias = own["bias"].to(x.dtype)[:, :, None]
+    return torch.baddbmm(bias, weight, columns).transpose(1, 2)
 
 
 def _conv(x: Tensor, weight: Tensor, pad: int) -> Tensor:
     """Convolve without bias; `weight` as torch keeps it, `[J, CO, CI, 3, 3]`."""
     jobs, outputs, inputs = weight.shape[:3]
-    taps = weight.to(x.dtype).permute(0, 3, 4, 2, 1).reshape(jobs, 9, inputs, outputs)
+    weight = weight.to(x.dtype)
     if supported(inputs, outputs):
+        taps = weight.permute(0, 3, 4, 1, 2).reshape(jobs, 9, outputs, inputs)
         return conv3x3(x.contiguous(), taps.contiguous(), pad)
+    taps = weight.permute(0, 3, 4, 2, 1).reshape(jobs, 9, inputs, outputs)
     return _conv_by_patches(x, taps, pad)
 
 

@@ -7,22 +7,22 @@ launches: no tensor comes back to the host until the round is over.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse.data.dataset import as_input
 from fedglimpse.layout import Layout
 from fedglimpse.sim.batched import BatchedTrainer
-from fedglimpse.sim.gpu.channels_last import Passed, forward
+from fedglimpse.sim.gpu.compiled import any_number, losses_of
 from fedglimpse.sim.jobs import Examples, Jobs, Recipe, Tally, Trained, steps_per_epoch
 from fedglimpse.sim.memory import bytes_per_job, fitting_jobs, smaller_until_it_fits
 from fedglimpse.sim.precision import Precision, numerics
 from fedglimpse.sim.stacked import chain
 from fedglimpse.sim.stacked_optim import StackedOptimizer
 
-MAX_JOBS = 160  # clients in one captured step
+MAX_JOBS = 256  # clients in one captured step
 _WARM_UP = 3  # steps before capture, so that every lazy set-up is done
 
 
@@ -55,7 +55,8 @@ class GraphedTrainer:
         self.layers, self.layout = chain(model), Layout.of(model)
         self.examples, self.recipe, self.precision = examples, recipe, precision
         self.max_jobs, self.compiled = max_jobs, compiled
-        width = 2 if precision == "bf16" else 4
+        dtype, width = (torch.bfloat16, 2) if precision == "bf16" else (torch.float32, 4)
+        self.losses = losses_of(self.layers, dtype, compiled)
         example = as_input(examples.x[:1]).to(next(model.parameters()).device)
         self.bytes_per_job = bytes_per_job(model, example, recipe.batch_size, width)
         self.steps: dict[tuple[int, bool, bool], _Step] = {}
@@ -83,7 +84,8 @@ class GraphedTrainer:
         states = start.new_empty(len(jobs), self.layout.size)
         tally = Tally(len(jobs), start.device)
         named = self.layout.unpack(start)
-        for index in torch.arange(len(jobs), device=start.device).split(most):
+        waves = -(-len(jobs) // most)  # of equal size: a small one takes as long as a large one
+        for index in torch.arange(len(jobs), device=start.device).tensor_split(max(waves, 1)):
             wave = jobs.pick(index)
             step = self._step(wave, most)
             step.load(named, wave)
@@ -92,7 +94,7 @@ class GraphedTrainer:
                 step.shuffle(epoch)
                 for _ in range(batches):
                     step.run()
-            states[index] = self.layout.pack(step.state)[: len(wave)]
+            states[index] = step.trained(len(wave))
             tally.put(index, step.tally.first(len(wave)))
         return tally.over(states)
 
@@ -112,6 +114,29 @@ def bucket(jobs: int, limit: int) -> int:
     return min(-(-jobs // unit) * unit, max(limit, jobs))
 
 
+def roomy(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape with which a value is kept: rows of a matrix begin at multiples of 32 bytes.
+
+    The matrix units take no others. The room beside a row stays zero: so are the inputs there.
+    """
+    return (shape[0], -(-shape[1] // 8) * 8) if len(shape) == 2 else shape
+
+
+def _recorded(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Warm some work up, then record it as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    gc.collect()  # an old graph that is freed during capture would spoil it
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
 class _Step:
     """One optimizer step of J clients, with its memory and its CUDA graph."""
 
@@ -122,7 +147,8 @@ class _Step:
         self.trainer, self.batch = trainer, batch
         self.width = -(-width // batch) * batch  # room for whole batches
         self.state = {
-            e.name: torch.zeros(jobs, *e.shape, device=device) for e in trainer.layout.entries
+            e.name: torch.zeros(jobs, *roomy(e.shape), device=device)
+            for e in trainer.layout.entries
         }
         self.leaves = [e.name for e in trainer.layout.params]
         zeros = torch.zeros(jobs, device=device)
@@ -143,17 +169,19 @@ class _Step:
         self.optimizer = StackedOptimizer(params, trainer.recipe, self.jobs)
         self.tally = Tally(jobs, device)
         work = trainer.examples
-        self.gather, self.loss, self.update = work.batch, self._loss, self.optimizer.step
+        self.gather, self.update = work.batch, self.optimizer.step
         if trainer.compiled:
-            self.gather = torch.compile(work.batch, dynamic=False)
-            self.loss = torch.compile(self._loss, dynamic=False)
-            self.update = torch.compile(self.optimizer.step, dynamic=False)
+            kept = [*params, *self.optimizer.memory(), *(self.optimizer.anchors or [])]
+            any_number(*kept, *vars(self.jobs).values())
+            self.gather, self.update = torch.compile(work.batch), torch.compile(self.optimizer.step)
+        self.epoch = torch.zeros_like(self.place)
+        self.ordering: torch.cuda.CUDAGraph | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def load(self, named: dict[str, Tensor], wave: Jobs) -> None:
         """Put a wave's clients into this step's memory; the rest of it stays idle."""
         count = len(wave)
-        for name, value in self.state.items():
+        for name, value in self._real().items():
             value[:count] = named[name][wave.start]
         for name in ("keys", "mu", "squared"):
             getattr(self.jobs, name)[:count] = getattr(wave, name)
@@ -164,9 +192,24 @@ class _Step:
         for value in vars(self.tally).values():
             value.zero_()
 
+    def trained(self, count: int) -> Tensor:
+        """Return the first clients' models `[count, d]` as they are now."""
+        return self.trainer.layout.pack(self._real())[:count]
+
+    def _real(self) -> dict[str, Tensor]:
+        """Return views of the values alone, without the room beside them."""
+        matrices = {e.name: e.shape[1] for e in self.trainer.layout.entries if len(e.shape) == 2}
+        return {n: v[..., : matrices[n]] if n in matrices else v for n, v in self.state.items()}
+
     def shuffle(self, epoch: int) -> None:
-        """Draw the order of an epoch and go to its beginning."""
-        rows, draws = self.trainer.examples.order(self.jobs, epoch)
+        """Draw the order of an epoch and go to its beginning; the first call captures it."""
+        self.epoch.fill_(epoch)
+        if self.ordering is None:
+            self.ordering = _recorded(self._order)
+        self.ordering.replay()
+
+    def _order(self) -> None:
+        rows, draws = self.trainer.examples.order(self.jobs, self.epoch)
         self.rows.copy_(rows)
         if draws is not None:
             self.draws.copy_(draws)
@@ -184,16 +227,7 @@ class _Step:
         memory = [*self.state.values(), self.place, *self.optimizer.memory()]
         memory += vars(self.tally).values()
         kept = [m.clone() for m in memory]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                self._once()
-        torch.cuda.current_stream().wait_stream(stream)
-        gc.collect()  # an old graph that is freed during capture would spoil it
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._once()
+        self.graph = _recorded(self._once)
         for m, value in zip(memory, kept, strict=True):
             m.copy_(value)
 
@@ -204,30 +238,21 @@ class _Step:
         counts = (self.jobs.sizes - self.place).clamp(0, self.batch)
         counts = counts.masked_fill(counts == 1, 0)
         draws = self.draws.gather(1, columns) if self.trainer.examples.augment else None
-        x, y = self.gather(self.rows.gather(1, columns), draws)
+        rows = self.rows.gather(1, columns)
+        any_number(rows, *([] if draws is None else [draws]))
+        x, y = self.gather(rows, draws)
         leaves = {n: self.state[n].detach().requires_grad_() for n in self.leaves}
         flags: Precision = "fp32" if self.trainer.precision == "fp32" else "tf32"
         with numerics(x.device, flags):  # bf16 is written into the forward pass itself
-            total, each, buffers = self.loss(x, y, {**self.state, **leaves}, counts)
+            state = {**self.state, **leaves}
+            any_number(x, y, counts, *state.values())
+            total, each, buffers = self.trainer.losses(x, y, state, counts)
             grads = torch.autograd.grad(total, list(leaves.values()))
-        self.update(list(grads), counts > 0)
+        active = counts > 0
+        any_number(active, *grads)
+        self.update(list(grads), active)
         with torch.no_grad():
             for name, value in buffers.items():
                 self.state[name].copy_(value)
             self.tally.add(slice(None), each.detach(), counts)
             self.place += self.batch
-
-    def _loss(
-        self, x: Tensor, y: Tensor, state: dict[str, Tensor], counts: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the sum of mean losses, the loss of every example `[J, B]`, new buffers."""
-        if x.dim() == 5:
-            x = x.permute(0, 1, 3, 4, 2)
-        dtype = torch.bfloat16 if self.trainer.precision == "bf16" else torch.float32
-        passed: Passed = forward(self.trainer.layers, state, x, counts, dtype)
-        logits = passed.logits.float()
-        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-        real = torch.arange(y.shape[1], device=y.device) < counts[:, None]
-        each = each * real
-        total = (each.sum(1) / counts.clamp(min=1)).sum()
-        return total, each, passed.buffers

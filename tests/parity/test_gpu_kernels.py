@@ -1,0 +1,92 @@
+"""The Triton kernels against PyTorch in double precision, forwards and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedglimpse.sim.precision import Precision, numerics
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from fedglimpse.sim.gpu.conv import conv3x3  # noqa: E402
+from fedglimpse.sim.gpu.relu_norm import relu_norm  # noqa: E402
+
+DEVICE = torch.device("cuda")
+CLOSE: dict[Precision, float] = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def all_close(found: Sequence[Tensor], wanted: Sequence[Tensor], most: float) -> None:
+    for got, want in zip(found, wanted, strict=True):
+        assert got.shape == want.shape
+        assert float((got.double() - want).norm() / want.norm()) < most
+
+
+def plain_convolution(x: Tensor, weight: Tensor, pad: int) -> Tensor:
+    """Convolve client by client; weights `[J, 9, CO, CI]`."""
+    kernels = weight.view(len(weight), 3, 3, *weight.shape[2:]).permute(0, 3, 4, 1, 2)
+    return torch.stack([
+        F.conv2d(images.permute(0, 3, 1, 2), kernel, padding=pad).permute(0, 2, 3, 1)
+        for images, kernel in zip(x, kernels, strict=True)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", CLOSE)
+@pytest.mark.parametrize(
+    ("side", "inputs", "outputs", "pad"),
+    [(32, 32, 32, 1), (14, 32, 64, 0), (8, 128, 128, 1), (7, 64, 16, 1), (5, 16, 32, 2)],
+)
+def test_convolutions(side: int, inputs: int, outputs: int, pad: int, precision: Precision) -> None:
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x = normal(3, 6, side, side, inputs).to(dtype).requires_grad_()
+    weight = (normal(3, 9, outputs, inputs, seed=1) / 17).to(dtype).requires_grad_()
+    with numerics(DEVICE, "fp32" if precision == "fp32" else "tf32"):
+        y = conv3x3(x, weight, pad)
+        grad = normal(*y.shape, seed=2).to(dtype)
+        found = torch.autograd.grad(y, (x, weight), grad)
+    exact = [t.detach().double().requires_grad_() for t in (x, weight)]
+    want = plain_convolution(exact[0], exact[1], pad)
+    all_close([y], [want], CLOSE[precision])
+    all_close(found, torch.autograd.grad(want, exact, grad.double()), CLOSE[precision])
+
+
+def plain_norm(z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, pool: bool) -> Tensor:
+    """Run ReLU, BatchNorm and pooling of one client."""
+    r = F.relu(z + bias)
+    mean, var = r.mean((0, 1, 2)), r.var((0, 1, 2), correction=0)
+    y = (r - mean) * torch.rsqrt(var + 1e-5) * weight + beta
+    return F.max_pool2d(y.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1) if pool else y
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize(("side", "channels"), [(16, 32), (8, 128), (6, 16)])
+def test_norms(side: int, channels: int, pool: bool, precision: Precision) -> None:
+    """Scales of both signs, a part of a batch, and a client that is idle."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    z = normal(3, 7, side, side, channels).to(dtype).requires_grad_()
+    params = [normal(3, channels, seed=s).requires_grad_() for s in (1, 2, 3)]
+    real = [7, 4, 0]
+    y, _, _ = relu_norm(z, *params, torch.tensor(real, device=DEVICE), 1e-5, pool)
+    grad = normal(*y.shape, seed=4).to(dtype)
+    found = torch.autograd.grad(y, (z, *params), grad)
+    assert float(found[0][2].abs().max()) == 0.0
+    for j, count in enumerate(real[:2]):
+        exact = [t[j].detach().double() for t in (z, *params)]
+        exact[0] = exact[0][:count]
+        exact = [t.requires_grad_() for t in exact]
+        want = plain_norm(exact[0], exact[1], exact[2], exact[3], pool)
+        wanted = torch.autograd.grad(want, exact, grad[j, :count].double())
+        own = [g[j] for g in found]
+        all_close([y[j, :count]], [want], CLOSE[precision])
+        all_close([own[0][:count], *own[1:]], wanted, CLOSE[precision])
