@@ -67,7 +67,7 @@ class LocalConfig:
     """`local.*`: how a client trains."""
 
     optimizer: str = "sgd"  # sgd, adam
-    lr: float = 0.01
+    lr: float = 0.03
     momentum: float = 0.0
     weight_decay: float = 0.0
     batch_size: int = 64
