@@ -57,6 +57,10 @@ def losses_of(layers: Layers, dtype: torch.dtype, compiled: bool) -> Losses:
 
 
 def any_number(*tensors: Tensor) -> None:
-    """Let what is compiled for these tensors hold for any number of clients, their first size."""
+    """Let what is compiled for these tensors hold for any number of clients, their first size.
+
+    Their other sizes stay fixed: kernels are made for them.
+    """
     for tensor in tensors:
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        torch._dynamo.mark_static(tensor, list(range(1, tensor.dim())))

@@ -178,7 +178,7 @@ def conv3x3(x: Tensor, weight: Tensor, pad: int) -> Tensor:
 
 @torch.library.custom_op("fedglimpse::conv3x3_weight_grad", mutates_args=())
 def conv3x3_weight_grad(x: Tensor, grad: Tensor, pad: int) -> Tensor:
-    """Return the gradient of the weights, by inputs and outputs: `[J, 9, CI, CO]`, in float32.
+    """Return the gradient of the weights in parts still to be summed `[J, P, 9, CI, CO]`, float32.
 
     Where float32 may be rounded to TF32, products are of two bf16 each instead: tensor cores take
     TF32 by rows only, and here sums run over pixels. They are more exact than TF32.
@@ -191,7 +191,7 @@ def conv3x3_weight_grad(x: Tensor, grad: Tensor, pad: int) -> Tensor:
     precision = "ieee" if _exact(x) else "tf32" if half else "split"
     if precision == "ieee":  # these products need more registers
         columns, deep = min(outputs, 32), 32
-    parts = min(max(lines * wide // _PART_PIXELS, 1), 8)
+    parts = _parts_of(lines * wide)
     steps = triton.cdiv(lines * wide, parts * deep)
     out = torch.empty(jobs, parts, TAPS, inputs, outputs, device=x.device)
     grid = (triton.cdiv(3 * inputs, rows) * (outputs // columns), parts, jobs)
@@ -199,7 +199,12 @@ def conv3x3_weight_grad(x: Tensor, grad: Tensor, pad: int) -> Tensor:
         x, grad, out, lines, steps, high, wide, pad, inputs, outputs,
         rows, columns, deep, precision, num_warps=4, num_stages=3 if half else 1,
     )  # fmt: skip
-    return out.sum(1)
+    return out
+
+
+def _parts_of(pixels: int) -> int:
+    """Return by how many programs a client's weight gradient is summed."""
+    return min(max(pixels // _PART_PIXELS, 1), 8)
 
 
 @conv3x3.register_fake
@@ -210,7 +215,9 @@ def _(x: Tensor, weight: Tensor, pad: int) -> Tensor:
 
 @conv3x3_weight_grad.register_fake
 def _(x: Tensor, grad: Tensor, pad: int) -> Tensor:
-    return x.new_empty(x.shape[0], TAPS, x.shape[-1], grad.shape[-1], dtype=torch.float32)
+    parts = _parts_of(x.shape[1] * grad.shape[2] * x.shape[3])
+    shape = (x.shape[0], parts, TAPS, x.shape[-1], grad.shape[-1])
+    return x.new_empty(shape, dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
@@ -222,7 +229,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weight = ctx.saved_tensors
     grad = grad.contiguous()
     turned = weight.flip(1).transpose(2, 3).contiguous()  # [J, 9, CI, CO]
-    of_weight = conv3x3_weight_grad(x, grad, ctx.pad).transpose(2, 3).to(weight.dtype)
+    of_weight = conv3x3_weight_grad(x, grad, ctx.pad).sum(1).transpose(2, 3).to(weight.dtype)
     return conv3x3(grad, turned, 2 - ctx.pad), of_weight, None
 
 

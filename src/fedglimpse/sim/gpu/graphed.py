@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse.data.dataset import as_input
@@ -49,11 +51,12 @@ class GraphedTrainer:
             recipe: optimizer, batch size, epochs.
             precision: of forward and backward passes.
             max_jobs: clients in memory at a time, more are trained in waves; None: what fits.
-            compiled: fuse elementwise work with torch.compile (half a minute, once a shape).
+            compiled: fuse elementwise work with torch.compile (half a minute, once a model).
         """
         self.plain = BatchedTrainer(model, examples, recipe, precision, max_jobs)
         self.layers, self.layout = chain(model), Layout.of(model)
-        self.examples, self.recipe, self.precision = examples, recipe, precision
+        self.examples, self.recipe = _with_room(examples, self.layers), recipe
+        self.precision: Precision = precision
         self.max_jobs, self.compiled = max_jobs, compiled
         dtype, width = (torch.bfloat16, 2) if precision == "bf16" else (torch.float32, 4)
         self.losses = losses_of(self.layers, dtype, compiled)
@@ -120,6 +123,15 @@ def roomy(shape: tuple[int, ...]) -> tuple[int, ...]:
     The matrix units take no others. The room beside a row stays zero: so are the inputs there.
     """
     return (shape[0], -(-shape[1] // 8) * 8) if len(shape) == 2 else shape
+
+
+def _with_room(examples: Examples, layers: list[tuple[str, nn.Module]]) -> Examples:
+    """Give flat inputs the room that the weights of a dense first layer have beside their rows."""
+    first = next((layer for _, layer in layers if not isinstance(layer, nn.Flatten)), None)
+    x = examples.x
+    if x.dim() != 2 or not x.is_floating_point() or not isinstance(first, nn.Linear):
+        return examples
+    return replace(examples, x=F.pad(x, (0, roomy(tuple(x.shape))[1] - x.shape[1])))
 
 
 def _recorded(work: Callable[[], None]) -> torch.cuda.CUDAGraph:

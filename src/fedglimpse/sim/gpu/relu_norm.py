@@ -15,178 +15,29 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
+
+from fedglimpse.sim.gpu.relu_norm_kernels import (
+    back_kernel,
+    moments_kernel,
+    moments_to_affine_kernel,
+    result_kernel,
+    sums_kernel,
+)
 
 _PARTS = 32  # programs that share a client's pixels
 _TILE = 2048  # numbers of z that a program holds at a time, and twice as many where it only writes
 
 
-@triton.jit
-def _moments_kernel(z, bias, counts, out, rows, per_image, STEPS: tl.constexpr, C: tl.constexpr,
-                    BM: tl.constexpr):  # fmt: skip
-    """Sums of r and r^2, r = ReLU(z + bias), over one part of a client's real pixels."""
-    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    c = tl.arange(0, C)
-    b = tl.load(bias + job * C + c).to(tl.float32)[None, :]
-    real = tl.minimum(tl.load(counts + job) * per_image, rows)
-    first = tl.zeros((BM, C), dtype=tl.float32)
-    second = tl.zeros((BM, C), dtype=tl.float32)
-    for step in range(0, STEPS):
-        m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = (m < real)[:, None]
-        value = tl.load(z + (job * rows + m)[:, None] * C + c[None, :], mask=keep, other=0.0)
-        r = tl.where(keep, tl.maximum(value.to(tl.float32) + b, 0.0), 0.0)
-        first += r
-        second += r * r
-    out += (job * tl.num_programs(0) + part) * 2 * C
-    tl.store(out + c, tl.sum(first, axis=0))
-    tl.store(out + C + c, tl.sum(second, axis=0))
-
-
-@triton.jit
-def _place(m, wide, POOL: tl.constexpr, corner: tl.constexpr):
-    """Row of z that output pixel m reads; with pooling, the given corner of its 2x2 square.
-
-    Images are even-sided here, so the input row of output (image, h, w) is image-major too.
-    """
-    if POOL:
-        half = wide // 2
-        row = m // half  # image * high/2 + h
-        return (2 * row + corner // 2) * wide + 2 * (m % half) + corner % 2
-    return m
-
-
-@triton.jit
-def _result_kernel(z, bias, scale, shift, out, rows_out, rows_in, wide,
-                   C: tl.constexpr, BM: tl.constexpr, POOL: tl.constexpr):  # fmt: skip
-    """Write ReLU(z + bias) * scale + shift, or the largest of each 2x2 square of it."""
-    job = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    c = tl.arange(0, C)
-    keep = (m < rows_out)[:, None]
-    b = tl.load(bias + job * C + c).to(tl.float32)[None, :]
-    s = tl.load(scale + job * C + c)[None, :]
-    t = tl.load(shift + job * C + c)[None, :]
-    best = tl.full((BM, C), float("-inf"), dtype=tl.float32)
-    for corner in tl.static_range(4 if POOL else 1):
-        place = (job * rows_in + _place(m, wide, POOL, corner))[:, None] * C + c[None, :]
-        value = tl.load(z + place, mask=keep, other=0.0).to(tl.float32)
-        best = tl.maximum(best, tl.maximum(value + b, 0.0) * s + t)
-    place = (job * rows_out + m)[:, None] * C + c[None, :]
-    tl.store(out + place, best.to(out.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def _corner(z, m, wide, c, keep, b, C: tl.constexpr, POOL: tl.constexpr, corner: tl.constexpr):
-    """Load ReLU(z + bias) at one corner of the squares of outputs m: [BM, C]."""
-    place = _place(m, wide, POOL, corner)[:, None] * C + c[None, :]
-    return tl.maximum(tl.load(z + place, mask=keep, other=0.0).to(tl.float32) + b, 0.0)
-
-
-@triton.jit
-def _sums_kernel(z, bias, mean, inverse, weight, grad, counts, out, rows_out, rows_in, per_image,
-                 wide, STEPS: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-                 POOL: tl.constexpr):  # fmt: skip
-    """Sums of dy and dy * x^ (the gradients of beta and weight), by parts."""
-    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    c = tl.arange(0, C)
-    at = job * C + c
-    b = tl.load(bias + at).to(tl.float32)[None, :]
-    mu = tl.load(mean + at)[None, :]
-    sign = tl.where((tl.load(weight + at) < 0.0) & POOL, -1.0, 1.0)[None, :]
-    real = tl.minimum(tl.load(counts + job) * per_image, rows_out)
-    z += job * rows_in * C
-    grad += job * rows_out * C
-    first = tl.zeros((BM, C), dtype=tl.float32)
-    second = tl.zeros((BM, C), dtype=tl.float32)
-    for step in range(0, STEPS):
-        m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = (m < real)[:, None]
-        dy = tl.load(grad + m[:, None] * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
-        r = _corner(z, m, wide, c, keep, b, C, POOL, 0) * sign
-        if POOL:  # what pooling picked: the largest, or the smallest where the weight is below 0
-            r = tl.maximum(r, _corner(z, m, wide, c, keep, b, C, POOL, 1) * sign)
-            r = tl.maximum(r, _corner(z, m, wide, c, keep, b, C, POOL, 2) * sign)
-            r = tl.maximum(r, _corner(z, m, wide, c, keep, b, C, POOL, 3) * sign)
-        first += dy
-        second += dy * (r * sign - mu)
-    out += (job * tl.num_programs(0) + part) * 2 * C
-    tl.store(out + c, tl.sum(first, axis=0))
-    tl.store(out + C + c, tl.sum(second, axis=0) * tl.load(inverse + at))
-
-
-@triton.jit
-def _shares(r0, r1, r2, r3, sign, dy):
-    """Give dy to the first of the four that pooling would pick."""
-    best = tl.maximum(tl.maximum(r0 * sign, r1 * sign), tl.maximum(r2 * sign, r3 * sign)) * sign
-    d0 = tl.where(r0 == best, dy, 0.0)
-    dy = tl.where(r0 == best, 0.0, dy)
-    d1 = tl.where(r1 == best, dy, 0.0)
-    dy = tl.where(r1 == best, 0.0, dy)
-    d2 = tl.where(r2 == best, dy, 0.0)
-    return d0, d1, d2, tl.where(r2 == best, 0.0, dy)
-
-
-@triton.jit
-def _put(out, m, wide, c, keep, real, r, dy, a, level, slope, C: tl.constexpr,
-         POOL: tl.constexpr, corner: tl.constexpr):  # fmt: skip
-    """Write dz at one corner, and return it: a * (dy - mean of dy - x^ * mean of dy x^).
-
-    x^ is linear in r, so this is a * dy + level + slope * r.
-    """
-    dz = tl.where(real & (r > 0.0), a * dy + (level + slope * r), 0.0)
-    place = _place(m, wide, POOL, corner)[:, None] * C + c[None, :]
-    tl.store(out + place, dz.to(out.dtype.element_ty), mask=keep)
-    return dz
-
-
-@triton.jit
-def _back_kernel(z, bias, mean, inverse, weight, grad, sums, counts, out, of_bias,
-                 rows_out, rows_in, per_image, wide, STEPS: tl.constexpr, C: tl.constexpr,
-                 BM: tl.constexpr, POOL: tl.constexpr):  # fmt: skip
-    """dz, and by parts its sum (the gradient of the bias)."""
-    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    c = tl.arange(0, C)
-    at = job * C + c
-    b = tl.load(bias + at).to(tl.float32)[None, :]
-    count = tl.load(counts + job) * per_image  # real output pixels
-    inv = tl.load(inverse + at)
-    factor = tl.load(weight + at) * inv
-    total = tl.maximum(count * (4 if POOL else 1), 1).to(tl.float32)
-    tilt = -factor * inv * tl.load(sums + job * 2 * C + C + c) / total
-    level = -factor * tl.load(sums + job * 2 * C + c) / total - tilt * tl.load(mean + at)
-    sign = tl.where(factor < 0.0, -1.0, 1.0)[None, :]
-    a, level, slope = factor[None, :], level[None, :], tilt[None, :]
-    z += job * rows_in * C
-    out += job * rows_in * C
-    grad += job * rows_out * C
-    s = tl.zeros((BM, C), dtype=tl.float32)
-    for step in range(0, STEPS):
-        m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = (m < rows_out)[:, None]
-        real = keep & (m < count)[:, None]
-        dy = tl.load(grad + m[:, None] * C + c[None, :], mask=real, other=0.0).to(tl.float32)
-        r0 = _corner(z, m, wide, c, keep, b, C, POOL, 0)
-        if POOL:
-            r1 = _corner(z, m, wide, c, keep, b, C, POOL, 1)
-            r2 = _corner(z, m, wide, c, keep, b, C, POOL, 2)
-            r3 = _corner(z, m, wide, c, keep, b, C, POOL, 3)
-            d0, d1, d2, d3 = _shares(r0, r1, r2, r3, sign, dy)
-            s += _put(out, m, wide, c, keep, real, r0, d0, a, level, slope, C, POOL, 0)
-            s += _put(out, m, wide, c, keep, real, r1, d1, a, level, slope, C, POOL, 1)
-            s += _put(out, m, wide, c, keep, real, r2, d2, a, level, slope, C, POOL, 2)
-            s += _put(out, m, wide, c, keep, real, r3, d3, a, level, slope, C, POOL, 3)
-        else:
-            s += _put(out, m, wide, c, keep, real, r0, dy, a, level, slope, C, POOL, 0)
-    tl.store(of_bias + (job * tl.num_programs(0) + part) * C + c, tl.sum(s, axis=0))
-
-
 def _tiles(rows: int, channels: int, numbers: int) -> tuple[int, int, int]:
     """Return rows of a tile, steps of a program, and programs for a client."""
-    tile = max(numbers // channels, 16)
+    tile = max(numbers // channels, 8)
     parts = min(_PARTS, triton.cdiv(rows, tile))
     return tile, triton.cdiv(rows, parts * tile), parts
+
+
+def _back_tiles(rows_out: int, channels: int, pool: bool) -> tuple[int, int, int]:
+    return _tiles(rows_out, channels, _TILE // 2 if pool else _TILE)
 
 
 @torch.library.custom_op("fedglimpse::relu_norm", mutates_args=())
@@ -211,15 +62,14 @@ def relu_norm(
     rows = batch * high * wide
     tile, steps, parts = _tiles(rows, channels, _TILE)
     partial = torch.empty(jobs, parts, 2, channels, device=z.device)
-    _moments_kernel[(parts, jobs)](
+    moments_kernel[(parts, jobs)](
         z, bias, counts, partial, rows, high * wide, steps, channels, tile
     )  # fmt: skip
-    total = (counts * high * wide).clamp(min=1)[:, None]
-    moments = partial.sum(1) / total[:, None]  # [J, 2, C]
-    mean = moments[:, 0].contiguous()
-    var = (moments[:, 1] - mean * mean).clamp(min=0)
-    scale = weight.float() * torch.rsqrt(var + eps)
-    shift = beta.float() - mean * scale
+    mean, var, scale, shift = (torch.empty(jobs, channels, device=z.device) for _ in range(4))
+    moments_to_affine_kernel[(jobs,)](
+        partial, weight, beta, counts, mean, var, scale, shift, high * wide, eps,
+        channels, parts, triton.next_power_of_2(parts),
+    )  # fmt: skip
     return relu_affine(z, bias, scale, shift, pool), mean, var
 
 
@@ -237,7 +87,7 @@ def relu_affine(z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, pool: boo
     rows = batch * high * wide
     tile, rows_out = _tiles(rows, channels, 2 * _TILE)[0], rows // (4 if pool else 1)
     out = z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
-    _result_kernel[(triton.cdiv(rows_out, tile), jobs)](
+    result_kernel[(triton.cdiv(rows_out, tile), jobs)](
         z, bias.contiguous(), scale.contiguous(), shift.contiguous(), out,
         rows_out, rows, wide, channels, tile, pool,
     )  # fmt: skip
@@ -248,24 +98,25 @@ def relu_affine(z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, pool: boo
 def relu_norm_back(
     grad: Tensor, z: Tensor, bias: Tensor, weight: Tensor, counts: Tensor,
     mean: Tensor, var: Tensor, eps: float, pool: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of z, bias, weight and beta."""
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradient of z, and by parts still to be summed those of the parameters.
+
+    Returns:
+        Of z `[J, B, H, W, C]`, of the bias `[J, P, C]`, of beta and weight `[J, P, 2, C]`.
+    """
     jobs, batch, high, wide, channels = z.shape
     rows, rows_out = batch * high * wide, grad.shape[1] * grad.shape[2] * grad.shape[3]
-    tile, steps, parts = _tiles(rows_out, channels, _TILE // 2 if pool else _TILE)
-    inverse = torch.rsqrt(var + eps)
+    tile, steps, parts = _back_tiles(rows_out, channels, pool)
     out = torch.empty_like(z)
-    partial = torch.empty(jobs, parts, 2, channels, device=z.device)
+    sums = torch.empty(jobs, parts, 2, channels, device=z.device)
     of_bias = torch.empty(jobs, parts, channels, device=z.device)
+    given = (z, bias, mean, var, weight, grad, counts)
     sizes = (rows_out, rows, grad.shape[2] * grad.shape[3], wide, steps, channels, tile, pool)
-    _sums_kernel[(parts, jobs)](
-        z, bias, mean, inverse, weight, grad, counts, partial, *sizes
+    sums_kernel[(parts, jobs)](*given, sums, eps, *sizes)
+    back_kernel[(parts, jobs)](
+        *given, sums, out, of_bias, eps, *sizes, parts, triton.next_power_of_2(parts)
     )  # fmt: skip
-    sums = partial.sum(1)  # [J, 2, C]
-    _back_kernel[(parts, jobs)](
-        z, bias, mean, inverse, weight, grad, sums, counts, out, of_bias, *sizes
-    )  # fmt: skip
-    return out, of_bias.sum(1), sums[:, 1].clone(), sums[:, 0].clone()
+    return out, of_bias, sums
 
 
 @relu_norm.register_fake
@@ -278,7 +129,10 @@ def _(z, bias, weight, beta, counts, eps, pool):
 
 @relu_norm_back.register_fake
 def _(grad, z, bias, weight, counts, mean, var, eps, pool):
-    return torch.empty_like(z), *(torch.empty_like(mean) for _ in range(3))
+    jobs, channels = mean.shape
+    parts = _back_tiles(grad.shape[1] * grad.shape[2] * grad.shape[3], channels, pool)[2]
+    of_bias = mean.new_empty(jobs, parts, channels)
+    return torch.empty_like(z), of_bias, mean.new_empty(jobs, parts, 2, channels)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -288,8 +142,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    grads = relu_norm_back(grad.contiguous(), *ctx.saved_tensors, ctx.eps, ctx.pool)
-    return *grads, None, None, None
+    of_z, of_bias, sums = relu_norm_back(grad.contiguous(), *ctx.saved_tensors, ctx.eps, ctx.pool)
+    of_beta, of_weight = sums.sum(1).unbind(1)
+    return of_z, of_bias.sum(1), of_weight, of_beta, None, None, None
 
 
 relu_norm.register_autograd(_backward, setup_context=_keep)
