@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedglimpse.sim.gpu.operators import named
+
 TAPS = 9
 _PART_PIXELS = 2048  # of a client that one program of the weight gradient sums, at least
 
@@ -149,7 +151,7 @@ def _exact(x: Tensor) -> bool:
     return x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
 
 
-@torch.library.custom_op("fedglimpse::conv3x3", mutates_args=())
+@torch.library.custom_op(named("conv3x3"), mutates_args=())
 def conv3x3(x: Tensor, weight: Tensor, pad: int) -> Tensor:
     """Convolve every client's images with its own weights.
 
@@ -176,7 +178,7 @@ def conv3x3(x: Tensor, weight: Tensor, pad: int) -> Tensor:
     return out
 
 
-@torch.library.custom_op("fedglimpse::conv3x3_weight_grad", mutates_args=())
+@torch.library.custom_op(named("conv3x3_weight_grad"), mutates_args=())
 def conv3x3_weight_grad(x: Tensor, grad: Tensor, pad: int) -> Tensor:
     """Return the gradient of the weights in parts still to be summed `[J, P, 9, CI, CO]`, float32.
 

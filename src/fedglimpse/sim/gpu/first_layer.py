@@ -28,6 +28,7 @@ from fedglimpse.sim.gpu.first_layer_kernels import (
     sums_kernel,
     weights_kernel,
 )
+from fedglimpse.sim.gpu.operators import named
 
 
 class Tile(NamedTuple):
@@ -111,7 +112,7 @@ def _tile(kernel: str, x: Tensor) -> Tile:
     return tile._replace(quads=16, warps=8) if _precision(x) == "ieee" else tile
 
 
-@torch.library.custom_op("fedglimpse::first_layer", mutates_args=())
+@torch.library.custom_op(named("first_layer"), mutates_args=())
 def padded_layer(
     x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, counts: Tensor,
     eps: float, pool: bool,
@@ -139,7 +140,7 @@ def padded_layer(
     return y, mean, var
 
 
-@torch.library.custom_op("fedglimpse::first_layer_back", mutates_args=())
+@torch.library.custom_op(named("first_layer_back"), mutates_args=())
 def padded_layer_back(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, counts: Tensor,
     mean: Tensor, var: Tensor, eps: float, pool: bool,

@@ -17,6 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fedglimpse.sim.gpu.operators import named
 from fedglimpse.sim.gpu.relu_norm_kernels import (
     back_kernel,
     moments_kernel,
@@ -40,7 +41,7 @@ def _back_tiles(rows_out: int, channels: int, pool: bool) -> tuple[int, int, int
     return _tiles(rows_out, channels, _TILE // 2 if pool else _TILE)
 
 
-@torch.library.custom_op("fedglimpse::relu_norm", mutates_args=())
+@torch.library.custom_op(named("relu_norm"), mutates_args=())
 def relu_norm(
     z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor, eps: float, pool: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +95,7 @@ def relu_affine(z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, pool: boo
     return out
 
 
-@torch.library.custom_op("fedglimpse::relu_norm_back", mutates_args=())
+@torch.library.custom_op(named("relu_norm_back"), mutates_args=())
 def relu_norm_back(
     grad: Tensor, z: Tensor, bias: Tensor, weight: Tensor, counts: Tensor,
     mean: Tensor, var: Tensor, eps: float, pool: bool,
