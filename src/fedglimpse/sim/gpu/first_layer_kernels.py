@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fedglimpse.sim.gpu.kernel_pieces import largest, shares, sum_parts
+
 
 @triton.jit
 def _patches(x, m, quads, per_image, across, CI: tl.constexpr, K: tl.constexpr):
@@ -67,13 +69,6 @@ def _place(m, across, corner: tl.constexpr):
 
 
 @triton.jit
-def _sum_parts(sums, c, PARTS: tl.constexpr, CO: tl.constexpr):
-    """Return the two sums that another kernel left in parts, [CO] each."""
-    place = tl.arange(0, PARTS)[:, None] * 2 * CO + c[None, :]
-    return tl.sum(tl.load(sums + place), axis=0), tl.sum(tl.load(sums + CO + place), axis=0)
-
-
-@triton.jit
 def moments_kernel(
     x, weight, bias, counts, out, quads, per_image, across,
     STEPS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
@@ -121,8 +116,7 @@ def _best(patches, w0, w1, w2, w3, sign, b, PRECISION: tl.constexpr):
     The weights carry the sign, so that it is the largest of the four products in both cases.
     """
     z0, z1, z2, z3 = _products(patches, w0, w1, w2, w3, PRECISION)
-    best = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
-    return tl.maximum(best * sign + b, 0.0)
+    return tl.maximum(largest(z0, z1, z2, z3) * sign + b, 0.0)
 
 
 @triton.jit
@@ -137,7 +131,7 @@ def result_kernel(
     c = tl.arange(0, CO)
     at = job * CO + c
     total = tl.maximum(tl.load(counts + job) * per_image * 4, 1).to(tl.float32)
-    first, second = _sum_parts(sums + job * PARTS * 2 * CO, c, PARTS, CO)
+    first, second = sum_parts(sums + job * PARTS * 2 * CO, CO, PARTS, PARTS)
     mu = first / total
     spread = tl.maximum(second / total - mu * mu, 0.0)
     tl.store(mean + at, mu, mask=(c >= 0) & (part == 0))
@@ -212,18 +206,6 @@ def sums_kernel(
 
 
 @triton.jit
-def _shares(z0, z1, z2, z3, dy):
-    """Give dy to the first of the four that is largest."""
-    best = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
-    d0 = tl.where(z0 == best, dy, 0.0)
-    dy = tl.where(z0 == best, 0.0, dy)
-    d1 = tl.where(z1 == best, dy, 0.0)
-    dy = tl.where(z1 == best, 0.0, dy)
-    d2 = tl.where(z2 == best, dy, 0.0)
-    return d0, d1, d2, tl.where(z2 == best, 0.0, dy)
-
-
-@triton.jit
 def _add(patches, z, dy, keep, t, of_bias, sign, b, a, level, slope, PRECISION: tl.constexpr):
     """Add a corner's share to the gradients of its weights and of the bias.
 
@@ -251,7 +233,7 @@ def weights_kernel(
     b = tl.load(bias + at)[None, :]
     real = tl.load(counts + job) * per_image
     total = tl.maximum(real * 4, 1).to(tl.float32)
-    first, second = _sum_parts(sums + job * PARTS * 2 * CO, c, PARTS, CO)
+    first, second = sum_parts(sums + job * PARTS * 2 * CO, CO, PARTS, PARTS)
     inverse = tl.rsqrt(tl.load(var + at) + eps)
     factor = tl.load(gamma + at) * inverse
     tilt = -factor * inverse * second / total
@@ -270,7 +252,7 @@ def weights_kernel(
         if POOL:
             z0, z1, z2, z3 = _products(p, w0, w1, w2, w3, PRECISION)
             dy = tl.load(grad + m[:, None] * CO + c[None, :], mask=keep, other=0.0)
-            d0, d1, d2, d3 = _shares(z0, z1, z2, z3, dy.to(tl.float32))
+            d0, d1, d2, d3 = shares(largest(z0, z1, z2, z3), z0, z1, z2, dy.to(tl.float32))
             t0, s = _add(p, z0, d0, keep, t0, s, sign, b, a, level, slope, PRECISION)
             t1, s = _add(p, z1, d1, keep, t1, s, sign, b, a, level, slope, PRECISION)
             t2, s = _add(p, z2, d2, keep, t2, s, sign, b, a, level, slope, PRECISION)

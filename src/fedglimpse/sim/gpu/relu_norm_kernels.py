@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fedglimpse.sim.gpu.kernel_pieces import largest, shares, sum_parts
+
 
 @triton.jit
 def moments_kernel(z, bias, counts, out, rows, per_image, STEPS: tl.constexpr, C: tl.constexpr,
@@ -29,24 +31,13 @@ def moments_kernel(z, bias, counts, out, rows, per_image, STEPS: tl.constexpr, C
 
 
 @triton.jit
-def _sum_parts(sums, C: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr):
-    """Return the two sums that a kernel left in parts `[PARTS, 2, C]`; P: PARTS or a bit more."""
-    part = tl.arange(0, P)[:, None]
-    place = part * 2 * C + tl.arange(0, C)[None, :]
-    there = part < PARTS
-    first = tl.load(sums + place, mask=there, other=0.0)
-    second = tl.load(sums + C + place, mask=there, other=0.0)
-    return tl.sum(first, axis=0), tl.sum(second, axis=0)
-
-
-@triton.jit
 def moments_to_affine_kernel(sums, weight, beta, counts, mean, var, scale, shift, per_image, eps,
                              C: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr):  # fmt: skip
     """Mean and variance of one client, and the scale and shift that they make of the norm."""
     job = tl.program_id(0).to(tl.int64)
     at = job * C + tl.arange(0, C)
     total = tl.maximum(tl.load(counts + job) * per_image, 1).to(tl.float32)
-    first, second = _sum_parts(sums + job * PARTS * 2 * C, C, PARTS, P)
+    first, second = sum_parts(sums + job * PARTS * 2 * C, C, PARTS, P)
     mu = first / total
     spread = tl.maximum(second / total - mu * mu, 0.0)
     factor = tl.load(weight + at).to(tl.float32) * tl.rsqrt(spread + eps)
@@ -129,18 +120,6 @@ def sums_kernel(z, bias, mean, var, weight, grad, counts, out, eps, rows_out, ro
 
 
 @triton.jit
-def _shares(r0, r1, r2, r3, sign, dy):
-    """Give dy to the first of the four that pooling would pick."""
-    best = tl.maximum(tl.maximum(r0 * sign, r1 * sign), tl.maximum(r2 * sign, r3 * sign)) * sign
-    d0 = tl.where(r0 == best, dy, 0.0)
-    dy = tl.where(r0 == best, 0.0, dy)
-    d1 = tl.where(r1 == best, dy, 0.0)
-    dy = tl.where(r1 == best, 0.0, dy)
-    d2 = tl.where(r2 == best, dy, 0.0)
-    return d0, d1, d2, tl.where(r2 == best, 0.0, dy)
-
-
-@triton.jit
 def _put(out, m, wide, c, keep, real, r, dy, a, level, slope, C: tl.constexpr,
          POOL: tl.constexpr, corner: tl.constexpr):  # fmt: skip
     """Write dz at one corner, and return it: a * (dy - mean of dy - x^ * mean of dy x^).
@@ -167,7 +146,7 @@ def back_kernel(z, bias, mean, var, weight, grad, counts, sums, out, of_bias, ep
     inv = tl.rsqrt(tl.load(var + at) + eps)
     factor = tl.load(weight + at) * inv
     total = tl.maximum(count * (4 if POOL else 1), 1).to(tl.float32)
-    sum_dy, sum_dyx = _sum_parts(sums + job * PARTS * 2 * C, C, PARTS, P)
+    sum_dy, sum_dyx = sum_parts(sums + job * PARTS * 2 * C, C, PARTS, P)
     tilt = -factor * inv * sum_dyx / total
     level = -factor * sum_dy / total - tilt * tl.load(mean + at)
     sign = tl.where(factor < 0.0, -1.0, 1.0)[None, :]
@@ -186,7 +165,8 @@ def back_kernel(z, bias, mean, var, weight, grad, counts, sums, out, of_bias, ep
             r1 = _corner(z, m, wide, c, keep, b, C, POOL, 1)
             r2 = _corner(z, m, wide, c, keep, b, C, POOL, 2)
             r3 = _corner(z, m, wide, c, keep, b, C, POOL, 3)
-            d0, d1, d2, d3 = _shares(r0, r1, r2, r3, sign, dy)
+            best = largest(r0 * sign, r1 * sign, r2 * sign, r3 * sign) * sign
+            d0, d1, d2, d3 = shares(best, r0, r1, r2, dy)
             s += _put(out, m, wide, c, keep, real, r0, d0, a, level, slope, C, POOL, 0)
             s += _put(out, m, wide, c, keep, real, r1, d1, a, level, slope, C, POOL, 1)
             s += _put(out, m, wide, c, keep, real, r2, d2, a, level, slope, C, POOL, 2)

@@ -1,0 +1,34 @@
+"""What the Triton kernels of `first_layer.py` and `relu_norm.py` have in common."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sum_parts(sums, C: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr):
+    """Return the two sums that a kernel left in parts `[PARTS, 2, C]`; P: PARTS or a bit more."""
+    part = tl.arange(0, P)[:, None]
+    place = part * 2 * C + tl.arange(0, C)[None, :]
+    there = part < PARTS
+    first = tl.load(sums + place, mask=there, other=0.0)
+    second = tl.load(sums + C + place, mask=there, other=0.0)
+    return tl.sum(first, axis=0), tl.sum(second, axis=0)
+
+
+@triton.jit
+def largest(z0, z1, z2, z3):
+    """Return the largest of the four."""
+    return tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+
+
+@triton.jit
+def shares(best, z0, z1, z2, dy):
+    """Give dy to the first of four that is the best one; the fourth where the others are not."""
+    d0 = tl.where(z0 == best, dy, 0.0)
+    dy = tl.where(z0 == best, 0.0, dy)
+    d1 = tl.where(z1 == best, dy, 0.0)
+    dy = tl.where(z1 == best, 0.0, dy)
+    d2 = tl.where(z2 == best, dy, 0.0)
+    return d0, d1, d2, tl.where(z2 == best, 0.0, dy)
