@@ -106,14 +106,16 @@ def rounds_table() -> str:
     lines = [
         f"{found['device']}, torch {found['torch']}; milliseconds of a round and lane, mean:",
         "",
-        f"| data | lanes | precision | ms | TFLOP/s in training | {' | '.join(parts)} | commit |",
-        "|---" * (6 + len(parts)) + "|",
+        "| data | lanes | precision | ms | TFLOP/s in training | "
+        f"{' | '.join(parts)} | one client at a time takes | commit |",
+        "|---" * (7 + len(parts)) + "|",
     ]
     for r in found["results"]:
         shares = " | ".join(f"{r['share'][part]:.0%}" for part in parts)
+        times = f"{r['times_serial']:.0f} times as long" if "times_serial" in r else "–"
         lines.append(
             f"| {r['dataset']} | {r['lanes']} | {r['precision']} | {r['ms_per_lane_round']:.1f} | "
-            f"{r['tflops_in_training']:.0f} | {shares} | {r['commit']} |"
+            f"{r['tflops_in_training']:.0f} | {shares} | {times} | {r['commit']} |"
         )
     return "\n".join(lines)
 

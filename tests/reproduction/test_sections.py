@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from played import ROOT, Came, played
 from worlds import WORLDS, table_holds
 
+from fedglimpse.report.analysis import final_accuracies
 from fedglimpse.study import Cell, Study, load_study, write_study
 from fedglimpse.sweep.plan import read_plan
 from fedglimpse.sweep.runner import How, run_sweep
 from reproduction.claims import claims_table, rules_list
+from reproduction.pooled import pooled
 from reproduction.section import section
 from reproduction.shelf import Shelf, Stored
 from reproduction.speed import on_gpu, speed
@@ -79,6 +83,32 @@ def test_accuracies_are_those_of_the_report(root: Path) -> None:
     row = next(r for r in stored.results.rows if r.setting == "digits, mobile" and not r.control)
     assert row.spread is not None
     assert f"{100 * row.spread.mean:.1f} ± {100 * (row.spread.std or 0):.1f}" in section(stored)
+
+
+def test_all_settings_are_pooled_where_both_have_a_seed(root: Path) -> None:
+    study = Shelf(root).study("small").study
+    ours, theirs = (
+        [final_accuracies(study.of(s, v)) for s in study.settings] for v in ("glimpse", "fedavg")
+    )
+    gaps = [a[s] - b[s] for a, b in zip(ours, theirs, strict=True) for s in a if s in b]
+    assert len(gaps) == 3  # of twelve cells five are missing
+    line = next(x for x in pooled(Shelf(root).study("small")).splitlines() if x[:5] == "| gli")
+    assert re.match(rf"\| glimpse \| {100 * fmean(gaps):+.1f} ".replace("-", "−"), line)
+    assert "(3)" in line
+
+
+def test_pooling_tells_small_differences(tmp_path: Path) -> None:
+    better = {"dpp": 0.61, "herd": 0.59}
+
+    def world(cell: Cell, config: dict[str, object]) -> Came:
+        return Came(better.get(cell.variant, 0.6) + 1e-4 * cell.seed * (cell.variant == "dpp"))
+
+    text = pooled(store(played("table1", world), tmp_path, "table1"))
+    rows = {line.split(" | ")[0][2:]: line for line in text.splitlines()}
+    assert "▲ (50)" in rows["dpp"].split(" | ")[1]
+    assert "▼ (50)" in rows["herd"].split(" | ")[1]
+    assert "▲" not in rows["fedprox"]
+    assert "fedavg-window" not in rows
 
 
 def test_runs_that_are_not_what_the_file_says_now_are_named(root: Path, tmp_path: Path) -> None:

@@ -117,6 +117,18 @@ def whole(evidence: Evidence, arm: Arm) -> Values:
     return _facts(evidence, arm, lambda f: fmean(f.curve.accuracy) if f.curve.accuracy else None)
 
 
+def early(evidence: Evidence, arm: Arm) -> Values:
+    """Mean accuracy over the first tenth of the rounds."""
+
+    def read(facts: Facts) -> float | None:
+        last = facts.climb.played / 10
+        curve = zip(facts.curve.rounds, facts.curve.accuracy, strict=True)
+        first = [accuracy for at, accuracy in curve if at <= last]
+        return fmean(first) if first else None
+
+    return _facts(evidence, arm, read)
+
+
 def deviation(evidence: Evidence, arm: Arm) -> Values:
     """Distance of each seed's accuracy from the mean over seeds; nothing of a single seed."""
     values = final(evidence, arm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reproduction import accuracy, costs
 from reproduction.markdown import folded, paragraphs
+from reproduction.pooled import pooled
 from reproduction.shelf import Stored
 from reproduction.unfinished import not_finished, reason
 
@@ -19,6 +20,7 @@ def section(stored: Stored) -> str:
             f"What is tested: {study.claim}",
             accuracy.overview(stored.results),
             accuracy.legend(stored.results),
+            pooled(stored),
             departures if stored.departures else "",
             *(_setting(stored, setting) for setting in study.settings),
             costs.legend(),
