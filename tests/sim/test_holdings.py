@@ -19,8 +19,9 @@ from fedglimpse.types import Method
 def taken(holdings: Holdings, people: list[Population], ids: list[list[int]]) -> Tensor:
     """Ask for the rows of some clients."""
     holdings.keep(people, torch.device("cpu"))
-    pairs = zip(people, ids, strict=True)
+    pairs = list(zip(people, ids, strict=True))
     sizes = torch.tensor([len(one.rows[i]) for one, some in pairs for i in some])
+    assert [n for one, some in pairs for n in holdings.sizes(one, some)] == sizes.tolist()
     return holdings.take(people, ids, sizes, int(sizes.max()))
 
 

@@ -16,7 +16,7 @@ from fedglimpse.aggregate import TemporalWindow, WeightedDelta
 from fedglimpse.methods.fedawac import ConsistencyWindow, Options
 from fedglimpse.sim.lane import Lane, Upload
 from fedglimpse.sim.merge import merge_key, step_alone, step_together
-from fedglimpse.sim.reports import TrainedClients, pick_each
+from fedglimpse.sim.reports import TrainedClients, deltas_of, pick_each, side_by_side
 from fedglimpse.types import Method
 
 R, K, SIZE, PARAMS = 4, 3, 50, 41
@@ -140,3 +140,42 @@ def test_picks_of_several_lanes_are_those_of_each() -> None:
         for name, value in vars(before).items():
             assert torch.equal(getattr(after, name), value[places])
     assert pick_each([], []) == []
+
+
+def test_slices_of_one_tensor_are_read_where_they_are() -> None:
+    table = torch.arange(12.0).view(6, 2)
+    whole = side_by_side(table[1:].split([2, 3]))
+    assert whole is not None
+    assert torch.equal(whole, table[1:])
+    assert whole.data_ptr() == table[1:].data_ptr()
+    for apart in (
+        [table[:2], table[3:]],  # a gap
+        [table[3:], table[:3]],  # in another order
+        [table[:2], table[2:].clone()],
+        [table[:, :1], table[:, 1:]],
+        [table[:1], table.view(-1)[2:6].view(1, 4)],  # rows of another width
+    ):
+        assert side_by_side(apart) is None
+    for same in [table[0].expand(1, -1)], [table[0].expand(3, -1)[:1], table[1].expand(3, -1)[:1]]:
+        found = side_by_side(same)
+        assert found is None or torch.equal(found, torch.cat(same))
+
+
+@pytest.mark.parametrize("counts", [[2, 2, 2], [1, 1, 1], [3, 1, 2], [0, 3, 0], [0, 0, 0]])
+@pytest.mark.parametrize("own_starts", [False, True])
+def test_deltas_of_several_lanes_are_those_of_each(counts: list[int], own_starts: bool) -> None:
+    """Whether the states of the lanes are slices of one tensor or not."""
+    draw = rng.generator(0, "deltas")
+    together = torch.randn(sum(counts), SIZE, generator=draw)
+    kept = together.clone()
+    for states in together.split(counts), [part.clone() for part in together.split(counts)]:
+        clients = []
+        for part in states:
+            starts = torch.randn(SIZE, generator=draw).expand(len(part), -1)
+            starts = starts + part.sign() if own_starts else starts
+            ids = torch.arange(len(part))
+            clients.append(TrainedClients(ids, starts, part, *torch.rand(2, len(part))))
+        found = deltas_of(clients)
+        assert torch.equal(found, torch.cat([one.deltas for one in clients]))
+        found.zero_()
+        assert torch.equal(together, kept)

@@ -76,7 +76,7 @@ def observations(looks: Sequence[Look], shape: Shape) -> Observation:
         "ids": np.zeros((rows, shape.slots), np.int64),
         "sizes": np.zeros((rows, shape.slots), np.int64),
         "mask": np.zeros((rows, shape.slots), np.int8),
-        "history": np.stack([finite(look.history).numpy() for look in looks]),
+        "history": _finite(np.stack([look.history.numpy() for look in looks])),
         "history_mask": np.stack([look.history_mask.numpy() for look in looks]).astype(np.int8),
     }
     if shape.features:
@@ -86,6 +86,8 @@ def observations(looks: Sequence[Look], shape: Shape) -> Observation:
     for r, look in enumerate(looks):
         if look.view is not None:
             _fill(arrays, r, look.view, shape)
+    if shape.features:
+        arrays["clients"] = _finite(arrays["clients"])
     return arrays
 
 
@@ -95,10 +97,13 @@ def _fill(arrays: Observation, r: int, view: View, shape: Shape) -> None:
     arrays["sizes"][r, :count] = view.sizes.numpy()
     arrays["mask"][r, :count] = 1
     for name, place in shape.columns.items():
-        report = finite(view.reports[name].float())
-        arrays["clients"][r, :count, place] = report.reshape(count, -1).numpy()
+        arrays["clients"][r, :count, place] = view.reports[name].numpy().reshape(count, -1)
     if shape.histogram:
         arrays["proxy_histogram"][r] = view.server["proxy_histogram"].numpy()
+
+
+def _finite(values: Array) -> Array:
+    return finite(torch.from_numpy(values)).numpy()
 
 
 def slots_of(action: Array, look: Look, k: int, subset: bool) -> Tensor | None:
@@ -110,15 +115,16 @@ def slots_of(action: Array, look: Look, k: int, subset: bool) -> Tensor | None:
     """
     if look.view is None:
         return None
-    scores = torch.as_tensor(np.asarray(action)[: look.view.num_visible]).double()
-    if len(scores) < look.view.num_visible:
+    visible = look.view.num_visible
+    scores = np.asarray(action)[:visible].astype(np.float64)
+    if len(scores) < visible:
         raise UserError(
-            f"The action has {len(scores)} entries, but {look.view.num_visible} clients are "
+            f"The action has {len(scores)} entries, but {visible} clients are "
             "visible: give one entry for each slot."
         )
-    if scores.isnan().any():
+    if np.isnan(scores).any():
         raise UserError("The action holds NaN for a visible slot: give it a number.")
-    return top_slots((scores > 0).double() if subset else scores, k, look.view.rng)
+    return top_slots(torch.from_numpy(scores > 0 if subset else scores), k, look.view.rng)
 
 
 def info_of(look: Look, step: Step | None) -> dict[str, Any]:

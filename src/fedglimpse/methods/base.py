@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,6 +123,6 @@ def random_slots(view: View, k: int) -> Tensor:
 
 def top_slots(scores: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """Return the min(k, V) best slots, best first; ties are broken at random, not by index."""
-    shuffled = torch.randperm(len(scores), generator=generator)
-    order = torch.argsort(scores.double()[shuffled], descending=True, stable=True)
-    return shuffled[order][:k]
+    drawn = torch.randperm(scores.shape[0], generator=generator).numpy()[::-1]
+    worst_first = np.argsort(scores.detach().cpu().double().numpy()[drawn], kind="stable")
+    return torch.from_numpy(drawn[worst_first[::-1][:k]])  # of equal ones, the first drawn first

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -146,9 +147,11 @@ class Reward:
     def update(self, scores: Scores) -> tuple[float, Tensor]:
         """Take in the newest proxy scores; returns the scalar and the per-class reward."""
         score = self.score(scores)
-        before = torch.zeros_like(scores.per_class_f1) if self.per_class is None else self.per_class
-        self.total = self.smoothing * score + (1 - self.smoothing) * self.total
-        self.per_class = self.smoothing * scores.per_class_f1 + (1 - self.smoothing) * before
+        newest = scores.per_class_f1.numpy()
+        before = np.zeros_like(newest) if self.per_class is None else self.per_class.numpy()
+        share = float(self.smoothing)  # a NumPy number would widen the arrays
+        self.total = share * score + (1 - share) * self.total
+        self.per_class = torch.from_numpy(share * newest + (1 - share) * before)
         return self.total, self.per_class
 
     def score(self, scores: Scores) -> float:

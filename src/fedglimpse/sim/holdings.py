@@ -21,7 +21,8 @@ class Holdings:
 
     def __init__(self) -> None:
         """Start with nobody."""
-        self._known: dict[int, tuple[Population, list[int]]] = {}  # by identity; where each begins
+        # by identity; where the rows of each client begin, and where those of the last end
+        self._known: dict[int, tuple[Population, list[int]]] = {}
         self._rows = torch.zeros(0, dtype=torch.long)
 
     def keep(self, populations: Sequence[Population], device: torch.device) -> None:
@@ -37,14 +38,21 @@ class Holdings:
         rows: list[Tensor] = []
         count = longest = 0
         for population in {id(one): one for one in populations if _dealt(one)}.values():
-            begins = []
+            begins = [count]
             for own in population.rows:
-                begins.append(count)
                 rows.append(own)
                 count, longest = count + len(own), max(longest, len(own))
+                begins.append(count)
             self._known[id(population)] = population, begins
         rows.append(torch.zeros(longest, dtype=torch.long))  # nothing is read beyond the end
         self._rows = torch.cat(rows).to(device)
+
+    def sizes(self, population: Population, clients: Sequence[int]) -> list[int]:
+        """Return how many rows some clients of a kept population hold."""
+        if not _dealt(population):
+            return population.sizes[list(clients)].tolist()
+        begins = self._known[id(population)][1]
+        return [begins[i + 1] - begins[i] for i in clients]
 
     def take(
         self,

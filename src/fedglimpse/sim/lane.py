@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,7 @@ class LaneRound:
     visible: list[int]  # all visible, also clients without data or whose update was refused
     examples: dict[int, int]  # how many each of the visible holds
     ids: Tensor  # [V] those that can be chosen
+    sizes: Tensor  # [V] how many examples they hold
     idle: bool  # too few are visible: the round passes without training
     clients: TrainedClients | None = None  # of `ids`, where they train before the choice
     view: View | None = None
@@ -63,10 +65,18 @@ class LaneRound:
     def begin(lane: Lane) -> LaneRound:
         """See who is there."""
         visible = lane.visibility.visible(lane.seed, lane.round_num)
-        names, sizes = visible.tolist(), lane.population.sizes[visible].tolist()
-        ids = visible if all(sizes) else visible[torch.tensor(sizes) > 0]
-        examples = dict(zip(names, sizes, strict=True))
-        return LaneRound(names, examples, ids, idle=len(ids) < lane.min_visible)
+        ids, sizes = visible, lane.population.sizes[visible]
+        names, counts = visible.tolist(), sizes.tolist()
+        if not all(counts):
+            ids, sizes = visible[sizes > 0], sizes[sizes > 0]
+        examples = dict(zip(names, counts, strict=True))
+        return LaneRound(names, examples, ids, sizes, idle=ids.shape[0] < lane.min_visible)
+
+    def have_trained(self, clients: TrainedClients, kept: Sequence[int]) -> None:
+        """Note what came of training all of `ids`: only those at `kept` can be chosen."""
+        if len(kept) < self.ids.shape[0]:
+            self.sizes = self.sizes[list(kept)]
+        self.clients, self.ids = clients, clients.ids
 
     def activity(self, lane: Lane, selector_flops: int) -> Activity:
         """Count what the round did; nothing is asked of anyone in a round that passes idle."""
@@ -97,6 +107,19 @@ class Upload:
     sizes: Tensor  # [K] local examples
     weights: Tensor  # [K] coefficients, float64
     reports: dict[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(clients: TrainedClients, examples: Mapping[int, int], weights: Tensor | None) -> Upload:
+        """Put together what chosen clients send and how much it shall count.
+
+        Args:
+            clients: the chosen.
+            examples: how many each client holds.
+            weights: None: by their examples.  # [K]
+        """
+        sizes = np.array([examples[i] for i in clients.ids.tolist()], dtype=np.int64)
+        weights = torch.from_numpy(sizes / sizes.sum()) if weights is None else weights.double()
+        return Upload(clients, torch.from_numpy(sizes), weights)
 
 
 def check_lane(lane: Lane) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedglimpse.aggregate import TemporalWindow, WeightedDelta
 from fedglimpse.sim.lane import Lane, Upload
 from fedglimpse.sim.precision import apart
+from fedglimpse.sim.reports import deltas_of
 from fedglimpse.types import Aggregator, Update
 
 FLOATS = 2**27  # of client states in one pass, half a GiB
@@ -83,10 +84,7 @@ def step_together(
         uploads: of as many clients in every lane.
         num_params: as in `merge`.
     """
-    clients = [upload.clients for upload in uploads]
-    common = all(c.starts.stride(0) == 0 for c in clients)
-    deltas = torch.stack([c.states for c in clients])  # [R, K, d]
-    deltas -= torch.stack([c.starts[:1] if common else c.starts for c in clients])
+    deltas = deltas_of([upload.clients for upload in uploads]).unflatten(0, (len(uploads), -1))
     weights = torch.stack([upload.weights for upload in uploads]).to(states)
     fresh = weighted_deltas(states, weights, deltas, num_params)
     if not isinstance(aggregators[0], TemporalWindow):

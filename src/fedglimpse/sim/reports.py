@@ -41,25 +41,61 @@ def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> lis
     """Pick some clients of every lane, by position; their states are copied in one go."""
     if not clients:
         return []
-    counts, rows, numbers = [len(places) for places in slots], [], []
+    counts, numbers = [places.shape[0] for places in slots], []
     first = 0  # position of a lane's first client among those of all lanes
     for one, places in zip(clients, slots, strict=True):
-        chosen, own = places.tolist(), one.states.unbind()
-        rows += [own[i] for i in chosen]
-        numbers += [first + i for i in chosen]
-        first += len(own)
-    states = torch.stack(rows) if rows else clients[0].states[:0]
+        numbers += [first + i for i in places.tolist()]
+        first += one.ids.shape[0]
     at = torch.tensor(numbers, dtype=torch.long)
+    device, whole = clients[0].states.device, side_by_side([one.states for one in clients])
+    if whole is not None:
+        states = whole[at.to(device)]
+    else:
+        pairs = zip(clients, slots, strict=True)
+        states = torch.cat([one.states[places.to(device)] for one, places in pairs])
     small = ("ids", "loss", "squared_loss")  # a number for each client, on the CPU
     joined = (torch.cat([getattr(one, name) for one in clients])[at] for name in small)
     parts = (some.split(counts) for some in (states, *joined))
     picked = []
     for one, places, part, *own_numbers in zip(clients, slots, *parts, strict=True):
         common = one.starts.stride(0) == 0  # all started from the same state: nothing to copy
-        starts = one.starts[: len(places)] if common else one.starts[places.to(part.device)]
-        ids, loss, squared_loss = own_numbers
-        picked.append(TrainedClients(ids, starts, part, loss, squared_loss))
+        starts = one.starts[: places.shape[0]] if common else one.starts[places.to(part.device)]
+        picked.append(TrainedClients(own_numbers[0], starts, part, *own_numbers[1:]))
     return picked
+
+
+def deltas_of(clients: Sequence[TrainedClients]) -> Tensor:
+    """Return the deltas of all lanes' clients, one lane after the other `[J, d]`."""
+    states = states_of(clients)
+    starts, count = [one.starts for one in clients], clients[0].starts.shape[0]
+    if count and all(own.shape[0] == count and own.stride(0) == 0 for own in starts):
+        each = torch.cat([own[:1] for own in starts])  # [R, d]: all of a lane started from the same
+        return (states.unflatten(0, (-1, count)) - each[:, None]).flatten(0, 1)
+    return states - torch.cat(starts)
+
+
+def states_of(clients: Sequence[TrainedClients]) -> Tensor:
+    """Return the states of all lanes' clients to read, one lane after the other `[J, d]`."""
+    states = [one.states for one in clients]
+    whole = side_by_side(states)
+    return torch.cat(states) if whole is None else whole
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return tensors `[n, d]` as one, nothing copied; None where they do not lie side by side."""
+    first, rows, width = parts[0], 0, parts[0].shape[1]
+    begin, row_bytes = first.data_ptr(), width * first.element_size()
+    for part in parts:
+        count, own_width = part.shape
+        if part.data_ptr() != begin + rows * row_bytes or own_width != width:
+            return None
+        if part.dtype != first.dtype or not part.is_contiguous():
+            return None
+        rows += count
+    memory = first.untyped_storage()
+    if begin + rows * row_bytes > memory.data_ptr() + memory.nbytes():
+        return None  # neighbours by chance
+    return first.as_strided((rows, width), (width, 1))
 
 
 @dataclass(frozen=True)
@@ -240,10 +276,8 @@ def _by_row(some: Lanes, compute: Callable[[Tensor], Tensor], deltas: bool = Fal
     clients = [a.trained for a in some]
     if apart(clients[0].states.device):
         return [compute(c.deltas if deltas else c.states) for c in clients]
-    rows = torch.cat([c.states for c in clients])
-    if deltas:
-        rows -= torch.cat([c.starts for c in clients])
-    return list(compute(rows).split([len(a.ids) for a in some]))
+    rows = deltas_of(clients) if deltas else states_of(clients)
+    return list(compute(rows).split([a.ids.shape[0] for a in some]))
 
 
 def _by_lane(some: Lanes, compute: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -255,6 +289,10 @@ def _by_lane(some: Lanes, compute: Callable[[Tensor], Tensor]) -> list[Tensor]:
 
 def _to_cpu(values: Sequence[Tensor]) -> list[Tensor]:
     """Bring tensors home as float32, in one transfer."""
-    flat = torch.cat([value.reshape(-1) for value in values]).detach().float().cpu()
-    parts = flat.split([value.numel() for value in values])
+    alike = len({value.shape[1:] for value in values}) == 1
+    rows = values if alike else [value.reshape(-1) for value in values]
+    whole = torch.cat(list(rows)).detach().float().cpu()
+    parts = whole.split([row.shape[0] for row in rows])
+    if alike:
+        return list(parts)
     return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]

@@ -67,7 +67,7 @@ def train_round(
         for r, head in heads.items():
             ids = ids_of[r][stage : stage + 1]
             tasks.append(_Task(r, ids, head.expand(len(ids), -1), stage))
-        for task, done in _run(trainer, lanes, [t for t in tasks if len(t.ids)], holdings):
+        for task, done in _run(trainer, lanes, [t for t in tasks if t.ids.shape[0]], holdings):
             parts[task.r].append(done)
             if task.r in heads and done.kept:
                 heads[task.r] = done.clients.states[-1]
@@ -78,7 +78,7 @@ def train_round(
 def _starts(lane: Lane, state: Tensor, ids: Tensor) -> Tensor:
     """Ask a lane's aggregator what these clients train from `[n, d]`."""
     starts = lane.method.aggregator.starts(state, ids)
-    if starts.shape != (len(ids), len(state)):
+    if starts.shape != (ids.shape[0], state.shape[0]):
         raise UserError(
             f"{type(lane.method.aggregator).__name__}.starts returned shape {tuple(starts.shape)}: "
             f"return one state of {len(state)} floats for each of the {len(ids)} clients."
@@ -97,7 +97,7 @@ def _run(
     least, most = torch.aminmax(trained.states, dim=1)  # [J]; NaN where any float is
     home = torch.stack([least, most, trained.loss, trained.squared_loss]).cpu()
     finite = home[:2].isfinite().all(dim=0).tolist()
-    counts = [len(task.ids) for task in tasks]
+    counts = [task.ids.shape[0] for task in tasks]
     parts = (some.split(counts) for some in (trained.states, home[2], home[3]))
     answers, at = [], 0
     for task, count, states, loss, squared_loss in zip(tasks, counts, *parts, strict=True):
@@ -126,7 +126,7 @@ def _table(
         index += [count + (0 if shared else i) for i in range(len(ids))]
         count += 1 if shared else len(ids)
         keys += rng.keys(lane.seed, "train", lane.round_num, ids)
-        sizes += lane.population.sizes[task.ids].tolist()
+        sizes += holdings.sizes(lane.population, ids)
         visit = lane.round_num * lane.k + task.first
         visits += [visit + i if objective.block_cycle else -1 for i in range(len(ids))]
         clients.append(ids)
@@ -171,7 +171,7 @@ def mean_losses(losses: Sequence[Tensor]) -> list[float | None]:
     """Return the mean of every row `[n]`, None where it is empty; rows of one length at once."""
     by_length: dict[int, list[int]] = {}
     for i, row in enumerate(losses):
-        by_length.setdefault(len(row), []).append(i)
+        by_length.setdefault(row.shape[0], []).append(i)
     means: list[float | None] = [None] * len(losses)
     for length, places in by_length.items():
         found = torch.stack([losses[i] for i in places]).mean(1).tolist() if length else []

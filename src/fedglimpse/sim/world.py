@@ -73,7 +73,7 @@ class World:
         lanes = list(enumerate(zip(self.lanes, self._now, strict=True)))
         early = {r: now.ids for r, (lane, now) in lanes if lane.trains_first and not now.idle}
         for r, done in self._train(early).items():
-            self._now[r].clients, self._now[r].ids = done.clients, done.clients.ids
+            self._now[r].have_trained(done.clients, done.kept)
         self._look([r for r, (_, now) in lanes if not now.idle and len(now.ids)])
         return [now.view for now in self._now]
 
@@ -102,7 +102,7 @@ class World:
                 clients, kept = trained[r].clients, trained[r].kept
                 weights = None if weights is None else weights[kept]
             self._now[r].info = choice.info
-            uploads[r] = self._upload(r, clients, weights)
+            uploads[r] = Upload.of(clients, self._now[r].examples, weights)
         self._ask_the_chosen(uploads)
         self._aggregate(uploads)
         outcomes = self._outcomes(uploads)
@@ -160,21 +160,22 @@ class World:
     def _look(self, places: Sequence[int]) -> None:
         """Make the views of these lanes."""
         asked = []
+        states = self.states.unbind()
         for r in places:
             lane, now = self.lanes[r], self._now[r]
             needs = lane.method.selector.needs
-            asked.append(Asked(needs, lane.population, self.states[r], now.ids, now.clients))
+            asked.append(Asked(needs, lane.population, states[r], now.ids, now.clients))
         if not asked:
             return
         probes, trained, server = (
             self.reporter.report(phase, asked) for phase in ("probe", "trained", "server")
         )
         for i, r in enumerate(places):
-            lane, ids = self.lanes[r], self._now[r].ids
-            self._now[r].view = View(
+            lane, now = self.lanes[r], self._now[r]
+            now.view = View(
                 round_num=lane.round_num,
-                ids=ids,
-                sizes=lane.population.sizes[ids],
+                ids=now.ids,
+                sizes=now.sizes,
                 reports=probes[i] | trained[i],
                 server=server[i],
                 rng=rng.generator(lane.seed, "select", lane.round_num),
@@ -194,22 +195,17 @@ class World:
         clients = [early for r in slots if (early := self._now[r].clients) is not None]
         return dict(zip(slots, pick_each(clients, list(slots.values())), strict=True))
 
-    def _upload(self, r: int, clients: TrainedClients, weights: Tensor | None) -> Upload:
-        """Put together what the chosen clients send and how much it shall count."""
-        sizes = self.lanes[r].population.sizes[clients.ids]
-        weights = sizes.double() / sizes.sum() if weights is None else weights.double()
-        return Upload(clients, sizes, weights)
-
     def _ask_the_chosen(self, uploads: Mapping[int, Upload]) -> None:
         """Add what the chosen send with their updates; probes are at the global model."""
+        some = {r: upload for r, upload in uploads.items() if self.lanes[r].needs_after}
         asked = []
-        for r, upload in uploads.items():
+        for r, upload in some.items():
             lane, clients = self.lanes[r], upload.clients
             names, population = lane.needs_after, lane.population
             asked.append(Asked(names, population, self.states[r], clients.ids, clients))
         for phase in ("probe", "trained", "server") if asked else ():
             answers = self.reporter.report(phase, asked)
-            for upload, answer in zip(uploads.values(), answers, strict=True):
+            for upload, answer in zip(some.values(), answers, strict=True):
                 upload.reports |= answer
 
     def _aggregate(self, uploads: Mapping[int, Upload]) -> None:
