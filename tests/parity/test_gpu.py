@@ -78,8 +78,9 @@ def starts(name: str) -> torch.Tensor:
 def test_graphed_equals_serial(name: str, recipe: str, sizes: str) -> None:
     """Within 1e-3 of the update, or of what rounding alone does to the reference.
 
-    BatchNorm behind ReLU amplifies rounding: the reference itself moves by some per cent in a few
-    steps when only its memory layout changes. That distance is measured here, not assumed.
+    BatchNorm behind ReLU amplifies rounding, most of all in a batch of two: the reference itself
+    moves by some per cent in a few steps when only its memory layout changes. That distance is
+    measured here, not assumed.
     """
     net, shape, classes = MODELS[name]
     data = examples(shape, classes, augment=name == "cifar")
@@ -94,6 +95,20 @@ def test_graphed_equals_serial(name: str, recipe: str, sizes: str) -> None:
     floor = (slow.states - other.states).norm() / moved
     print(f"{name} {recipe} {sizes}: distance {away:.1e}, rounding alone {floor:.1e}")
     assert away < max(1e-3, 2 * float(floor))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_dense_layers_step_by_themselves(compiled: bool) -> None:
+    """Without FedProx's pull: with it, as above, they leave their step to the optimizer."""
+    data, how = examples((561,), 6, augment=False), replace(SGD, epochs=3)
+    jobs, start = jobs_of([128, 100, 65, 20, 1]), starts("har")  # no batch of two: see above
+    slow = SerialTrainer(nets.har_mlp().cuda(), data, how).train(start, jobs)
+    trainer = GraphedTrainer(nets.har_mlp().cuda(), data, how, compiled=compiled)
+    fast = trainer.train(start, jobs)
+    assert [len(step.slopes) for step in trainer.steps.values()] == [2]  # not the six outputs
+    moved = (slow.states - start[jobs.start]).norm()
+    assert (slow.states - fast.states).norm() / moved < 1e-4
+    assert torch.equal(fast.states[-1], start[jobs.start][-1])  # one example: no step
 
 
 @pytest.mark.parametrize("name", MODELS)

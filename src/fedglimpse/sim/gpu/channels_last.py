@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedglimpse.sim.gpu import first_layer
 from fedglimpse.sim.gpu.conv import conv3x3, supported
+from fedglimpse.sim.gpu.descent import NO_SLOPES, sloped
 from fedglimpse.sim.gpu.relu_norm import relu_affine, relu_norm
 from fedglimpse.sim.stacked import chain
 
@@ -27,6 +28,7 @@ class Passed(NamedTuple):
 
     logits: Tensor  # [J, B, C]
     buffers: dict[str, Tensor]  # new running statistics, name -> [J, C]
+    inputs: dict[str, Tensor]  # of the layers with a slope, name -> [J, B, F]
 
 
 def fits(model: nn.Module) -> bool:
@@ -52,6 +54,7 @@ def forward(
     counts: Tensor,
     dtype: torch.dtype,
     training: bool = True,
+    slopes: Mapping[str, Tensor] = NO_SLOPES,
 ) -> Passed:
     """Run a chain of layers.
 
@@ -62,8 +65,10 @@ def forward(
         counts: real examples of each client; the rest of a batch is padding.  # [J]
         dtype: of the activations.
         training: BatchNorm by batch statistics; False: by running ones.
+        slopes: dense layer -> zeros that are added to its outputs, see `descent.py`.  # [J, B, O]
     """
     buffers: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     x, at = x.to(dtype), 0
     while at < len(layers):
         name, layer = layers[at]
@@ -76,7 +81,11 @@ def forward(
             buffers |= {f"{norm_name}.{k}": v for k, v in new.items()}
             at += block
             continue
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear) and name in slopes:
+            room = own["weight"].shape[2] - x.shape[2]  # beside every row of weights
+            inputs[name] = x = F.pad(x, (0, room)) if room else x
+            x = sloped(x, own, slopes[name])
+        elif isinstance(layer, nn.Linear):
             x = _linear(x, own)
         elif isinstance(layer, nn.Conv2d):
             x = _conv(x, own["weight"], cast(int, layer.padding[0]))
@@ -91,7 +100,7 @@ def forward(
         else:
             x = layer(x)
         at += 1
-    return Passed(x, buffers)
+    return Passed(x, buffers, inputs)
 
 
 def _tensors(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -221,7 +230,7 @@ def _batch_norm(
     if not training:
         scale = scale * torch.rsqrt(tensors["running_var"] + layer.eps)
         shift = shift - tensors["running_mean"] * scale
-        return (x.float() * scale.view(shape) + shift.view(shape)).to(x.dtype), {}
+        return torch.addcmul(shift.view(shape), x.float(), scale.view(shape)).to(x.dtype), {}
     real = (torch.arange(batch, device=x.device) < counts[:, None]).float()  # [J, B]
     real = real.view(jobs, batch, *[1] * (x.dim() - 2))
     over = tuple(range(1, x.dim() - 1))

@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from fedglimpse.sim.gpu.channels_last import Passed, forward
 
 Layers = list[tuple[str, nn.Module]]
-Losses = Callable[
-    [Tensor, Tensor, Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]
-]
+Named = Mapping[str, Tensor]
+Losses = Callable[[Tensor, Tensor, Named, Tensor, Named], tuple[Tensor, Tensor, Named, Named]]
 
 _compiled: dict[tuple[Any, ...], Losses] = {}
 
 
 def losses_of(layers: Layers, dtype: torch.dtype, compiled: bool) -> Losses:
-    """Return a function of inputs, labels, state and counts, all with clients in front.
+    """Return a function of inputs, labels, state, counts and slopes, all with clients in front.
 
-    It returns the sum of mean losses, the loss of every example `[J, B]`, and new buffers.
+    It returns the sum of mean losses, the loss of every example `[J, B]`, new buffers, and the
+    inputs of the layers with a slope; gradients come from the first alone.
 
     Args:
         layers: of `sim.stacked.chain`; their values are not used.
@@ -36,17 +36,18 @@ def losses_of(layers: Layers, dtype: torch.dtype, compiled: bool) -> Losses:
     """
 
     def losses(
-        x: Tensor, y: Tensor, state: Mapping[str, Tensor], counts: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        x: Tensor, y: Tensor, state: Named, counts: Tensor, slopes: Named
+    ) -> tuple[Tensor, Tensor, Named, Named]:
         if x.dim() == 5:
             x = x.permute(0, 1, 3, 4, 2)
-        passed: Passed = forward(layers, state, x, counts, dtype)
+        passed: Passed = forward(layers, state, x, counts, dtype, slopes=slopes)
         logits = passed.logits.float()
         each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
         real = torch.arange(y.shape[1], device=y.device) < counts[:, None]
         each = each * real
         total = (each.sum(1) / counts.clamp(min=1)).sum()
-        return total, each, passed.buffers
+        inputs = {name: value.detach() for name, value in passed.inputs.items()}
+        return total, each.detach(), passed.buffers, inputs
 
     if not compiled:
         return losses

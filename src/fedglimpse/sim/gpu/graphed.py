@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fedglimpse.data.dataset import as_input
 from fedglimpse.layout import Layout
 from fedglimpse.sim.batched import BatchedTrainer
-from fedglimpse.sim.gpu.compiled import any_number, losses_of
+from fedglimpse.sim.gpu.compiled import Named, any_number, losses_of
+from fedglimpse.sim.gpu.descent import descend, descending
 from fedglimpse.sim.jobs import Examples, Jobs, Recipe, Tally, Trained, steps_per_epoch
 from fedglimpse.sim.memory import bytes_per_job, fitting_jobs, smaller_until_it_fits
 from fedglimpse.sim.precision import Precision, numerics
@@ -60,6 +61,7 @@ class GraphedTrainer:
         self.max_jobs, self.compiled = max_jobs, compiled
         dtype, width = (torch.bfloat16, 2) if precision == "bf16" else (torch.float32, 4)
         self.losses = losses_of(self.layers, dtype, compiled)
+        self.descending = descending(self.layers, recipe, dtype)
         example = as_input(examples.x[:1]).to(next(model.parameters()).device)
         self.bytes_per_job = bytes_per_job(model, example, recipe.batch_size, width)
         self.steps: dict[tuple[int, bool, bool], _Step] = {}
@@ -84,22 +86,28 @@ class GraphedTrainer:
 
     def _train(self, start: Tensor, jobs: Jobs, most: int) -> Trained:
         """Train in waves of at most so many jobs."""
+        named = self.layout.unpack(start)
+        if len(jobs) <= most:
+            states, tally = self._wave(named, jobs, most)
+            return tally.over(states)
         states = start.new_empty(len(jobs), self.layout.size)
         tally = Tally(len(jobs), start.device)
-        named = self.layout.unpack(start)
         waves = -(-len(jobs) // most)  # of equal size: a small one takes as long as a large one
-        for index in torch.arange(len(jobs), device=start.device).tensor_split(max(waves, 1)):
-            wave = jobs.pick(index)
-            step = self._step(wave, most)
-            step.load(named, wave)
-            batches = steps_per_epoch(wave.sizes, self.recipe.batch_size)
-            for epoch in range(self.recipe.epochs):
-                step.shuffle(epoch)
-                for _ in range(batches):
-                    step.run()
-            states[index] = step.trained(len(wave))
-            tally.put(index, step.tally.first(len(wave)))
+        for index in torch.arange(len(jobs), device=start.device).tensor_split(waves):
+            states[index], some = self._wave(named, jobs.pick(index), most)
+            tally.put(index, some)
         return tally.over(states)
+
+    def _wave(self, named: dict[str, Tensor], wave: Jobs, most: int) -> tuple[Tensor, Tally]:
+        """Train some jobs at once; returns their states `[J, d]` and losses."""
+        step = self._step(wave, most)
+        step.load(named, wave)
+        batches = steps_per_epoch(wave.sizes, self.recipe.batch_size)
+        for epoch in range(self.recipe.epochs):
+            step.shuffle(epoch)
+            for _ in range(batches):
+                step.run()
+        return step.trained(len(wave)), step.tally.first(len(wave))
 
     def _step(self, wave: Jobs, most: int) -> _Step:
         """Return the captured step that has room for these jobs."""
@@ -113,7 +121,7 @@ class GraphedTrainer:
 
 def bucket(jobs: int, limit: int) -> int:
     """Round a number of jobs up, so that few different steps are captured."""
-    unit = 1 if jobs <= 8 else 4 if jobs <= 32 else 16
+    unit = 1 if jobs <= 8 else 4 if jobs <= 32 else 8
     return min(-(-jobs // unit) * unit, max(limit, jobs))
 
 
@@ -162,7 +170,12 @@ class _Step:
             e.name: torch.zeros(jobs, *roomy(e.shape), device=device)
             for e in trainer.layout.entries
         }
-        self.leaves = [e.name for e in trainer.layout.params]
+        self.slopes = {  # FedProx pulls at weights: then the optimizer needs their gradients
+            name: torch.zeros(jobs, batch, outputs, device=device, requires_grad=True)
+            for name, outputs in ({} if pulled else trainer.descending).items()
+        }
+        alone = {f"{name}.weight" for name in self.slopes}
+        self.leaves = [e.name for e in trainer.layout.params if e.name not in alone]
         zeros = torch.zeros(jobs, device=device)
         self.jobs = Jobs(
             start=zeros.long(),
@@ -253,18 +266,27 @@ class _Step:
         rows = self.rows.gather(1, columns)
         any_number(rows, *([] if draws is None else [draws]))
         x, y = self.gather(rows, draws)
-        leaves = {n: self.state[n].detach().requires_grad_() for n in self.leaves}
         flags: Precision = "fp32" if self.trainer.precision == "fp32" else "tf32"
         with numerics(x.device, flags):  # bf16 is written into the forward pass itself
-            state = {**self.state, **leaves}
-            any_number(x, y, counts, *state.values())
-            total, each, buffers = self.trainer.losses(x, y, state, counts)
-            grads = torch.autograd.grad(total, list(leaves.values()))
-        active = counts > 0
-        any_number(active, *grads)
-        self.update(list(grads), active)
+            each, buffers = self._learn(x, y, counts)
         with torch.no_grad():
             for name, value in buffers.items():
                 self.state[name].copy_(value)
-            self.tally.add(slice(None), each.detach(), counts)
+            self.tally.add(slice(None), each, counts)
             self.place += self.batch
+
+    def _learn(self, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Named]:
+        """Step downhill; returns the loss of every example `[J, B]` and new buffers."""
+        leaves = {n: self.state[n].detach().requires_grad_() for n in self.leaves}
+        state = {**self.state, **leaves}
+        any_number(x, y, counts, *state.values(), *self.slopes.values())
+        total, each, buffers, inputs = self.trainer.losses(x, y, state, counts, self.slopes)
+        asked = [*leaves.values(), *self.slopes.values()]
+        grads = torch.autograd.grad(total, asked)
+        active = counts > 0
+        any_number(active, *grads)
+        self.update(list(grads[: len(leaves)]), active)
+        with torch.no_grad():
+            for (name, x), grad in zip(inputs.items(), grads[len(leaves) :], strict=True):
+                descend(self.state[f"{name}.weight"], x, grad, self.trainer.recipe.lr)
+        return each, buffers
