@@ -46,9 +46,8 @@ class Lanes:
             slots_of(action, look, stepper.k, subset=False)
             for action, look in zip(actions, stepper.looks, strict=True)
         ]
-        steps = stepper.play(chosen)
-        looks = stepper.look()
-        return observations(looks, self.shape), [*map(info_of, looks, steps)]
+        steps = stepper.step(chosen)
+        return observations(stepper.looks, self.shape), [*map(info_of, stepper.looks, steps)]
 
 
 class Clock:
@@ -128,16 +127,6 @@ def measure(words: argparse.Namespace) -> dict[str, Any]:
     speeds = (result[name]["steps_per_second"] for name in ("vector", "loop"))
     result["ratio"] = round(next(speeds) / next(speeds), 2)
     return result
-
-
-def table(found: dict[str, Any]) -> str:
-    lines = ["| device | lanes | steps/s, lanes | steps/s, loop | ratio |", "|---|---|---|---|---|"]
-    for one in found.values():
-        speeds = [f"{one[name]['steps_per_second']:.1f}" for name in ("vector", "loop")]
-        lines.append(
-            f"| {one['device']} | {one['lanes']} | {' | '.join(speeds)} | {one['ratio']:.1f} |"
-        )
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -142,6 +142,20 @@ def peers_table() -> str:
     return "\n".join(lines)
 
 
+def environment_table() -> str:
+    """Lanes against a loop of environments from benchmarks/results/environment.json."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "environment.json").read_text())
+    lines = ["| device | lanes | steps/s, lanes | steps/s, loop | ratio |", "|---|---|---|---|---|"]
+    for one in found.values():
+        speeds = [f"{one[name]['steps_per_second']:.0f}" for name in ("vector", "loop")]
+        keys = " ".join(one["keys"])
+        lines.append(
+            f"| {one['device']}, {keys} | {one['lanes']} | {' | '.join(speeds)} | "
+            f"{one['ratio']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def study_section(name: str) -> str:
     """One study of the paper from results/<name>."""
     return section(SHELF.study(name))
@@ -155,6 +169,7 @@ def speed_table() -> str:
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "rounds": ("docs/simulator.md", rounds_table),
     "population": ("docs/simulator.md", population_table),
+    "environment": ("docs/environment.md", environment_table),
     "peers": ("docs/simulator.md", peers_table),
     "recipe": (REPRODUCTION, lambda: recipe_table(SHELF.study("recipe_study").study)),
     "claims": (REPRODUCTION, lambda: claims_table(SHELF)),

@@ -142,7 +142,7 @@ def watch_round(world: World, crew: Crew, stopwatch: Stopwatch) -> None:
     stopwatch.watch(world.reporter, "report", "reports")
     stopwatch.watch(crew, "select", "select")
     stopwatch.watch(world, "_aggregate", "aggregate")
-    stopwatch.watch(world.evaluator, "scores", "evaluate")
+    stopwatch.watch(world.evaluator, "scores_later", "evaluate")
     stopwatch.watch(crew, "feedback", "learn")
 
 

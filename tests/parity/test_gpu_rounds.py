@@ -23,6 +23,7 @@ from fedglimpse.layout import Layout
 from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import mean_gradients
+from fedglimpse.sim.transfer import on_its_way, sent
 from fedglimpse.types import View
 
 pytestmark = [
@@ -46,6 +47,21 @@ def noise_rounds(name: str, seeds: list[int], rounds: int, **keys: Any) -> list[
     world, _ = bench.noise_world(config)
     crew = crew_of(world)
     return [record for _ in range(rounds) for record in play_round(world, False, crew)]
+
+
+def test_transfers_carry_what_was_there_when_they_began() -> None:
+    """The device is kept busy, and both sides are changed right after the call."""
+    busy = torch.randn(4096, 4096, device=CUDA)
+    for _ in range(20):
+        busy = busy @ busy / 100
+    values = torch.arange(1000.0, device=CUDA) + busy[0, 0].nan_to_num() * 0
+    home = on_its_way(values)
+    values.zero_()
+    small = torch.arange(1000)
+    there = sent(small, CUDA)
+    small.zero_()
+    assert torch.equal(home(), torch.arange(1000.0))
+    assert torch.equal(there.cpu(), torch.arange(1000))
 
 
 @pytest.mark.parametrize("changes", [{}, {"q_output": "per_class", "aux_weight": 0.15}], ids=str)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -103,6 +104,25 @@ def test_stored_studies_give_the_same_numbers(sweep: Path, tmp_path: Path) -> No
     before = path.read_bytes()
     write_study(again, path)
     assert path.read_bytes() == before
+
+
+def test_parts_of_a_study_are_read_as_one(sweep: Path, tmp_path: Path) -> None:
+    whole = load_study(sweep)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for i, name in enumerate(("study-a.json.gz", "study-b.json.gz")):
+        mine = [
+            c if c.seed == i else dataclasses.replace(c, state="missing", facts=None)
+            for c in whole.cells
+        ]
+        write_study(dataclasses.replace(whole, cells=mine), folder / name)
+    both = load_study(folder)
+    assert both.cells == whole.cells
+    assert both.partitions == whole.partitions
+    assert both.source == str(folder)
+    write_study(dataclasses.replace(whole, title="Another"), folder / "study-c.json.gz")
+    with pytest.raises(UserError, match="parts of different studies"):
+        load_study(folder)
 
 
 def test_stored_study_of_many_runs_is_small(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ class TestJobs:
                 for i in range(len(jobs)):
                     job = jobs.pick(torch.tensor([i]))
                     begins = start[job.start].tolist()
-                    fields = (v.tolist() for k, v in vars(job).items() if k != "start")
+                    fields = (v.tolist() for k, v in job.tensors().items() if k != "start")
                     found.append((begins, *fields))
                 return train(start, jobs)
 

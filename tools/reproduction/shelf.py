@@ -82,19 +82,10 @@ class Shelf:
 
 
 def _run_cells(folder: Path) -> dict[tuple[str, str, int], Cell]:
-    """Return the cells of every `study*.json.gz` of a folder; of two the one that got further."""
-    found: dict[tuple[str, str, int], Cell] = {}
-    for file in sorted(folder.glob("study*.json.gz")):
-        for cell in load_study(file).cells:
-            other = found.get(_name(cell))
-            if other is None or _progress(cell) > _progress(other):
-                found[_name(cell)] = cell
-    return found
-
-
-def _progress(cell: Cell) -> tuple[bool, int, bool]:
-    played = cell.facts.climb.played if cell.facts is not None else 0
-    return cell.state == "finished", played, cell.state == "failed"
+    """Return the cells of all parts of a study that a folder holds, if any."""
+    if not list(folder.glob("study*.json.gz")):
+        return {}
+    return {_name(cell): cell for cell in load_study(folder).cells}
 
 
 def _name(cell: Any) -> tuple[str, str, int]:

@@ -72,8 +72,8 @@ class ClientSelection(gym.Env[Observation, Array]):
         """Play one round."""
         looks = self.stepper.looks or self.stepper.look()
         chosen = slots_of(action, looks[0], self.stepper.k, self.action == "subset")
-        done = self.stepper.play([chosen])[0]
-        look = self.stepper.look()[0]
+        done = self.stepper.step([chosen])[0]
+        look = self.stepper.looks[0]
         reward: Any = done.reward
         if self.reward == "per_class":
             reward = done.reward_per_class.numpy().copy()

@@ -7,8 +7,9 @@ each with its own seed, while the others go on.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from fedglimpse.methods.base import Stateless
 from fedglimpse.rl.history import History
 from fedglimpse.sim.world import Lane
 from fedglimpse.types import Choice, Outcome, View, Visibility
+
+NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -102,20 +105,26 @@ class LaneStepper:
             self.world.restart(r, *self._fresh(seed))
             self.seeds[r], self.histories[r] = seed, self._history()
 
-    def look(self) -> list[Look]:
-        """See what there is to choose from, all lanes together; looking twice changes nothing."""
+    def look(self, meanwhile: Callable[[], None] | None = None) -> list[Look]:
+        """See what there is to choose from, all lanes together; looking twice changes nothing.
+
+        Args:
+            meanwhile: called once, on a GPU while the clients train.
+        """
         if None in self.seeds:
             raise UserError("An episode has to begin before its first step: call reset() first.")
-        views = self.world.observe()
+        views = self.world.observe(meanwhile)
         self.looks = [self._look(r, view) for r, view in enumerate(views)]
         return self.looks
 
-    def play(self, slots: Sequence[Tensor | None], skip: Collection[int] = ()) -> list[Step]:
-        """Play one round of every lane; call `look` before the next one.
+    def step(self, slots: Sequence[Tensor | None], again: Mapping[int, int] = NOBODY) -> list[Step]:
+        """Play one round of every lane and look at the next; `looks` is what was seen.
+
+        What came of the round is worked out while the clients of the next one train.
 
         Args:
             slots: for each lane the chosen positions in `Look.view`; None lets the round pass.
-            skip: lanes that are about to be restarted; their step means nothing.
+            again: lane -> seed of those that begin another episode; their step means nothing.
         """
         if len(self.looks) != self.num_lanes:
             raise UserError("A step needs something to choose from: call reset() first.")
@@ -123,14 +132,21 @@ class LaneStepper:
             None if chosen is None or look.view is None else Choice(chosen)
             for chosen, look in zip(slots, self.looks, strict=True)
         ]
-        outcomes = self.world.commit(choices)
-        scored = [r not in skip and self._scored(lane) for r, lane in enumerate(self.world.lanes)]
-        records = self.world.records([{}] * self.num_lanes, scored)
+        played = self.world.play(choices)
         self.looks = []
-        return [
-            self._step(lane, outcome, record)
-            for lane, outcome, record in zip(self.world.lanes, outcomes, records, strict=True)
-        ]
+        on_test = self.world.score(
+            [r not in again and self._scored(lane) for r, lane in enumerate(played.lanes)]
+        )
+        self.restart(again)
+        steps: list[Step] = []
+
+        def books() -> None:
+            outcomes = played.outcomes()
+            records = played.records([{}] * self.num_lanes, on_test)
+            steps.extend(map(self._step, played.lanes, outcomes, records))
+
+        self.look(books)
+        return steps
 
     def _fresh(self, seed: int) -> tuple[Lane, Tensor]:
         """Return a new federation and its initial state `[d]`."""

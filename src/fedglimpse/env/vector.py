@@ -94,9 +94,8 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
             None if r in before else slots_of(actions[r], look, self.stepper.k, self._subset)
             for r, look in enumerate(looks)
         ]
-        steps = self.stepper.play(chosen, skip=before)
-        self._restart(before)
-        looks = self.stepper.look()
+        steps = self.stepper.step(chosen, {r: self._episodes[r].begin(None) for r in before})
+        looks = self.stepper.looks
         playing = [r for r in range(self.num_envs) if r not in before]
         terminated, truncated = (np.zeros(self.num_envs, bool) for _ in range(2))
         terminated[playing] = [steps[r].terminated for r in playing]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -33,8 +34,14 @@ def best_subset(value: Value, num: int, k: int, generator: torch.Generator) -> T
 
 def exact_subset(value: Value, num: int, k: int, generator: torch.Generator) -> Tensor:
     """Return the best of all subsets of `k` slots."""
-    subsets = torch.combinations(torch.arange(num), k)  # [B, K]
-    return subsets[_argmax(value(subsets), generator)]
+    subsets = all_subsets(num, k)
+    return subsets[_argmax(value(subsets), generator)].clone()
+
+
+@lru_cache(maxsize=64)
+def all_subsets(num: int, k: int) -> Tensor:
+    """Return all subsets of `k` slots out of `num`, to read `[B, K]`; kept, for it takes long."""
+    return torch.combinations(torch.arange(num), k)
 
 
 def near_best_subset(value: Value, num: int, k: int, generator: torch.Generator) -> Tensor:

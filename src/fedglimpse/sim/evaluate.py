@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -16,6 +16,7 @@ from fedglimpse.data.dataset import as_input
 from fedglimpse.layout import Layout
 from fedglimpse.sim.many import ManyModels
 from fedglimpse.sim.precision import Precision, numerics
+from fedglimpse.sim.transfer import on_its_way
 
 CPU_BATCH = 200  # larger batches page-fault on a CPU
 GPU_BATCH = 5000
@@ -40,21 +41,32 @@ def scores_of(logits: Tensor, y: Tensor, num_classes: int) -> list[Scores]:
         y: their labels.  # [S, n]
         num_classes: C.
     """
+    return scores_later(logits, y, num_classes)()
+
+
+def scores_later(logits: Tensor, y: Tensor, num_classes: int) -> Callable[[], list[Scores]]:
+    """Start to score, as `scores_of` does; the answer is a function that waits for the device."""
     models, examples = y.shape
     place = torch.arange(models, device=y.device)[:, None] * num_classes + y
     cells = (place * num_classes + logits.argmax(2)).flatten()
     losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none")
-    loss = losses.view(models, examples).mean(1).cpu()
+    loss = losses.view(models, examples).mean(1, keepdim=True)
     counts = torch.zeros(models * num_classes**2, device=y.device, dtype=torch.long)
     counts.scatter_add_(0, cells, torch.ones_like(cells))  # bincount would wait for a GPU twice
-    confusion = counts.cpu().double().view(models, num_classes, num_classes)  # [S, true, predicted]
+    home = on_its_way(torch.cat([counts.view(models, -1).double(), loss.double()], dim=1))
+    return lambda: _read(home(), examples, num_classes)
+
+
+def _read(home: Tensor, examples: int, num_classes: int) -> list[Scores]:
+    """Make scores of counts of (true, predicted) classes and the loss `[S, C * C + 1]`."""
+    confusion = home[:, :-1].unflatten(1, (num_classes, num_classes))  # [S, true, predicted]
     hits, true, guessed = confusion.diagonal(dim1=1, dim2=2), confusion.sum(2), confusion.sum(1)
     f1 = 2 * hits / (true + guessed).clamp(min=1)
     columns = (
         (hits.sum(1) / examples).tolist(),
         f1.mean(1).tolist(),
         f1.float().unbind(),
-        loss.tolist(),
+        home[:, -1].tolist(),
         (guessed / examples).float().unbind(),
     )
     return [Scores(*values) for values in zip(*columns, strict=True)]
@@ -128,7 +140,11 @@ class Evaluator:
 
     def scores(self, states: Tensor, x: Tensor, y: Tensor) -> list[Scores]:
         """Return the scores of states `[S, d]` on raw examples `[S, n, *shape]` and labels."""
-        return scores_of(self.logits_of(states, x), y, self.num_classes)
+        return self.scores_later(states, x, y)()
+
+    def scores_later(self, states: Tensor, x: Tensor, y: Tensor) -> Callable[[], list[Scores]]:
+        """Start to score; the answer is a function that waits for the device."""
+        return scores_later(self.logits_of(states, x), y, self.num_classes)
 
     def score(self, state: Tensor, x: Tensor, y: Tensor) -> Scores:
         """Return the scores of one state `[d]` on raw examples and labels."""

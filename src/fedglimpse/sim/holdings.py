@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse.data.population import Population
+from fedglimpse.sim.transfer import sent
 
 
 class Holdings:
@@ -76,7 +77,7 @@ class Holdings:
         places = [(self._known[id(population)][1], ids) for population, ids in pairs]
         firsts = np.array([begin[i] for begin, ids in places for i in ids], dtype=np.int64)
         columns = torch.arange(width, device=sizes.device)
-        cells = torch.from_numpy(firsts).to(sizes.device)[:, None] + columns  # [J, n]
+        cells = sent(torch.from_numpy(firsts), sizes.device)[:, None] + columns  # [J, n]
         return self._rows[cells].masked_fill(columns >= sizes[:, None], 0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,26 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Outline:
+    """What a trainer has to know of its jobs before it starts."""
+
+    longest: int  # rows of the largest
+    pulled: bool  # one of them has a proximal weight
+    squared: bool  # all have the squared penalty
+    special: bool  # one of them distils or trains a single block
+
+    @staticmethod
+    def of(jobs: Jobs) -> Outline:
+        """Read it off the jobs, which waits for their device."""
+        return Outline(
+            longest=int(jobs.sizes.max()) if len(jobs) else 0,
+            pulled=bool((jobs.mu > 0).any()),
+            squared=bool(jobs.squared.all()),
+            special=bool((jobs.distill > 0).any() | (jobs.visit >= 0).any()),
+        )
+
+
+@dataclass(frozen=True)
 class Jobs:
     """Local trainings to do, of all lanes. Padding in `rows` is never read."""
 
@@ -43,6 +63,12 @@ class Jobs:
     distill: Tensor  # [J] share of the loss that is distillation from the start state
     temperature: Tensor  # [J] of the distillation
     visit: Tensor  # [J] int64 counter that says which block trains; -1: the whole model
+    known: Outline | None = None  # where whoever made them knows it already
+
+    @property
+    def outline(self) -> Outline:
+        """What there is to know before the start."""
+        return self.known or Outline.of(self)
 
     @staticmethod
     def plain(rows: Tensor, keys: Tensor) -> Jobs:
@@ -70,13 +96,19 @@ class Jobs:
 
     def pick(self, index: Tensor) -> Jobs:
         """Return the jobs at these positions, in this order, with no more padding than needed."""
-        some = replace(self, **{k: v[index] for k, v in vars(self).items()})
-        width = int(some.sizes.max()) if len(index) else 0
-        return replace(some, rows=some.rows[:, :width])
+        picked: dict[str, Any] = {k: v[index] for k, v in self.tensors().items()}
+        some = replace(self, known=None, **picked)
+        outline = some.outline
+        return replace(some, rows=some.rows[:, : outline.longest], known=outline)
 
     def to(self, device: torch.device) -> Jobs:
         """Move every tensor to `device`."""
-        return replace(self, **{k: v.to(device) for k, v in vars(self).items()})
+        moved: dict[str, Any] = {k: v.to(device) for k, v in self.tensors().items()}
+        return replace(self, **moved)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that has an entry for each job."""
+        return {k: v for k, v in vars(self).items() if isinstance(v, Tensor)}
 
 
 @dataclass(frozen=True)

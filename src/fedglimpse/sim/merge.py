@@ -15,6 +15,7 @@ from fedglimpse.aggregate import TemporalWindow, WeightedDelta
 from fedglimpse.sim.lane import Lane, Upload
 from fedglimpse.sim.precision import apart
 from fedglimpse.sim.reports import deltas_of
+from fedglimpse.sim.transfer import sent
 from fedglimpse.types import Aggregator, Update
 
 FLOATS = 2**27  # of client states in one pass, half a GiB
@@ -85,7 +86,8 @@ def step_together(
         num_params: as in `merge`.
     """
     deltas = deltas_of([upload.clients for upload in uploads]).unflatten(0, (len(uploads), -1))
-    weights = torch.stack([upload.weights for upload in uploads]).to(states)
+    weights = torch.stack([upload.weights for upload in uploads]).to(states.dtype)
+    weights = sent(weights, states.device)
     fresh = weighted_deltas(states, weights, deltas, num_params)
     if not isinstance(aggregators[0], TemporalWindow):
         return fresh

@@ -13,6 +13,7 @@ from fedglimpse.needs import CATALOGUE
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import distance, mean_gradients
 from fedglimpse.sim.precision import apart
+from fedglimpse.sim.transfer import sent
 
 Sketch = Callable[[Tensor], Tensor]  # [..., parameters] -> [..., D]
 
@@ -49,7 +50,7 @@ def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> lis
     at = torch.tensor(numbers, dtype=torch.long)
     device, whole = clients[0].states.device, side_by_side([one.states for one in clients])
     if whole is not None:
-        states = whole[at.to(device)]
+        states = whole[sent(at, device)]
     else:
         pairs = zip(clients, slots, strict=True)
         states = torch.cat([one.states[places.to(device)] for one, places in pairs])

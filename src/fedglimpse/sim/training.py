@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,10 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.errors import UserError
 from fedglimpse.sim.holdings import Holdings
-from fedglimpse.sim.jobs import Jobs, LocalTrainer
+from fedglimpse.sim.jobs import Jobs, LocalTrainer, Outline
 from fedglimpse.sim.lane import Lane
 from fedglimpse.sim.reports import TrainedClients
+from fedglimpse.sim.transfer import sent
 from fedglimpse.types import LocalObjective
 
 
@@ -43,6 +44,7 @@ def train_round(
     states: Tensor,
     ids_of: Mapping[int, Tensor],
     holdings: Holdings,
+    meanwhile: Callable[[], None] | None = None,
 ) -> dict[int, Finished]:
     """Train some clients of some lanes, as many as possible at once.
 
@@ -56,6 +58,7 @@ def train_round(
         states: their global states.  # [R, d]
         ids_of: lane -> ids of the clients that train.
         holdings: the rows that clients hold.
+        meanwhile: called once, on a GPU while the first of them train.
     """
     holdings.keep([lane.population for lane in lanes], states.device)
     parallel = [r for r in ids_of if lanes[r].method.schedule == "parallel"]
@@ -67,11 +70,12 @@ def train_round(
         for r, head in heads.items():
             ids = ids_of[r][stage : stage + 1]
             tasks.append(_Task(r, ids, head.expand(len(ids), -1), stage))
-        for task, done in _run(trainer, lanes, [t for t in tasks if t.ids.shape[0]], holdings):
+        some = [task for task in tasks if task.ids.shape[0]]
+        for task, done in _run(trainer, lanes, some, holdings, meanwhile):
             parts[task.r].append(done)
             if task.r in heads and done.kept:
                 heads[task.r] = done.clients.states[-1]
-        tasks = []
+        tasks, meanwhile = [], None
     return {r: _joined(some) for r, some in parts.items() if some}
 
 
@@ -87,13 +91,18 @@ def _starts(lane: Lane, state: Tensor, ids: Tensor) -> Tensor:
 
 
 def _run(
-    trainer: LocalTrainer, lanes: Sequence[Lane], tasks: Sequence[_Task], holdings: Holdings
+    trainer: LocalTrainer,
+    lanes: Sequence[Lane],
+    tasks: Sequence[_Task],
+    holdings: Holdings,
+    meanwhile: Callable[[], None] | None,
 ) -> list[tuple[_Task, Finished]]:
     """Run tasks in one call of the trainer and keep the finite results."""
-    if not tasks:
+    trained = trainer.train(*_table(lanes, tasks, holdings)) if tasks else None
+    if meanwhile is not None:  # a GPU has been told what to do, and nothing has been waited for
+        meanwhile()
+    if trained is None:
         return []
-    start, jobs = _table(lanes, tasks, holdings)
-    trained = trainer.train(start, jobs)
     least, most = torch.aminmax(trained.states, dim=1)  # [J]; NaN where any float is
     home = torch.stack([least, most, trained.loss, trained.squared_loss]).cpu()
     finite = home[:2].isfinite().all(dim=0).tolist()
@@ -133,9 +142,9 @@ def _table(
         wishes.append(_wishes(objective))
     states, populations = torch.cat(start), [lanes[task.r].population for task in tasks]
     numbers = np.array([index, keys, sizes, visits], dtype=np.int64)  # torch.tensor is slow here
-    whole = torch.from_numpy(numbers).to(states.device)  # [4, J] in one transfer
+    whole = sent(torch.from_numpy(numbers), states.device)  # [4, J] in one transfer
     each = np.array(wishes, dtype=np.float32).T.repeat([len(ids) for ids in clients], axis=1)
-    real = torch.from_numpy(each).to(states.device)  # [4, J]
+    real = sent(torch.from_numpy(each), states.device)  # [4, J]
     return states, Jobs(
         start=whole[0],
         keys=whole[1],
@@ -146,6 +155,12 @@ def _table(
         distill=real[2],
         temperature=real[3],
         visit=whole[3],
+        known=Outline(
+            longest=max(sizes),
+            pulled=any(mu > 0 for mu, *_ in wishes),
+            squared=all(squared for _, squared, *_ in wishes),
+            special=max(visits) >= 0 or any(distill > 0 for _, _, distill, _ in wishes),
+        ),
     )
 
 

@@ -6,7 +6,7 @@ beyond what a selector needs, and nothing about files or progress bars.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from fedglimpse.sim.holdings import Holdings
 from fedglimpse.sim.jobs import LocalTrainer
 from fedglimpse.sim.lane import Lane, LaneRound, Upload, check_choice, check_lane
 from fedglimpse.sim.merge import merge
+from fedglimpse.sim.played import Played, ScoresByLane
 from fedglimpse.sim.reports import Asked, Reporter, TrainedClients, pick_each, proxy_examples
 from fedglimpse.sim.training import Finished, mean_losses, train_round
 from fedglimpse.types import Choice, Outcome, View
@@ -58,21 +59,25 @@ class World:
         self.trainer, self.evaluator, self.reporter = trainer, evaluator, reporter
         self.costs = costs
         self._now: list[LaneRound] = []
+        self._played: Played | None = None
         self._holdings = Holdings()
         self._kept_proxies: dict[int, tuple[list[Lane], Tensor, Tensor]] = {}  # by their size
         for lane in self.lanes:
             check_lane(lane)
 
-    def observe(self) -> list[View | None]:
+    def observe(self, meanwhile: Callable[[], None] | None = None) -> list[View | None]:
         """Return what each lane's server sees; None where it has nothing to choose from.
 
         Selectors that need trained reports make all their visible clients train here, all lanes
         together. A client whose update is not finite is left out of the view.
+
+        Args:
+            meanwhile: called once, on a GPU while the clients train.
         """
         self._now = [LaneRound.begin(lane) for lane in self.lanes]
         lanes = list(enumerate(zip(self.lanes, self._now, strict=True)))
         early = {r: now.ids for r, (lane, now) in lanes if lane.trains_first and not now.idle}
-        for r, done in self._train(early).items():
+        for r, done in self._train(early, meanwhile).items():
             self._now[r].have_trained(done.clients, done.kept)
         self._look([r for r, (_, now) in lanes if not now.idle and len(now.ids)])
         return [now.view for now in self._now]
@@ -86,6 +91,25 @@ class World:
 
     def commit(self, choices: Sequence[Choice | None]) -> list[Outcome | None]:
         """Aggregate what was chosen; returns what came of it, lane by lane."""
+        self._played = self.play(choices)
+        return self._played.outcomes()
+
+    def records(
+        self, metrics: Sequence[Mapping[str, float]], evaluate: Sequence[bool]
+    ) -> list[dict[str, Any]]:
+        """Return one record for each lane of the round that was just committed.
+
+        Args:
+            metrics: what each selector's feedback returned.
+            evaluate: which lanes' new global models are scored on the test set.
+        """
+        played, self._played = self._played, None  # what its clients sent is not needed any more
+        if played is None:
+            raise ValueError("commit a round before its records")
+        return played.records(metrics, self.score(evaluate))
+
+    def play(self, choices: Sequence[Choice | None]) -> Played:
+        """Aggregate what was chosen and start to score it on the proxy sets."""
         chosen: dict[int, Choice] = {}
         for r, (now, choice) in enumerate(zip(self._now, choices, strict=True)):
             if now.view is not None and choice is not None:
@@ -105,26 +129,20 @@ class World:
             uploads[r] = Upload.of(clients, self._now[r].examples, weights)
         self._ask_the_chosen(uploads)
         self._aggregate(uploads)
-        outcomes = self._outcomes(uploads)
+        scores, rounds = self._proxy_scores(list(uploads)), [lane.round_num for lane in self.lanes]
         for lane in self.lanes:
             lane.round_num += 1
-        return outcomes
+        return Played(list(self.lanes), self._now, rounds, uploads, scores, self.costs)
 
-    def records(
-        self, metrics: Sequence[Mapping[str, float]], evaluate: Sequence[bool]
-    ) -> list[dict[str, Any]]:
-        """Return one record for each lane of the round that was just committed.
-
-        Args:
-            metrics: what each selector's feedback returned.
-            evaluate: which lanes' new global models are scored on the test set.
-        """
-        scored = [r for r, wanted in enumerate(evaluate) if wanted]
+    def score(self, evaluate: Sequence[bool]) -> ScoresByLane:
+        """Start to score the global models of some lanes on the test set."""
+        places = [r for r, wanted in enumerate(evaluate) if wanted]
+        if not places:
+            return dict
         x, y = self.dataset.x_test, self.dataset.y_test
-        same_x, same_y = x.expand(len(scored), *x.shape), y.expand(len(scored), -1)
-        found = self.evaluator.scores(self._states(scored), same_x, same_y) if scored else []
-        scores = dict(zip(scored, found, strict=True))
-        return [self._record(r, metrics[r], scores.get(r)) for r in range(len(self.lanes))]
+        same_x, same_y = x.expand(len(places), *x.shape), y.expand(len(places), -1)
+        found = self.evaluator.scores_later(self._states(places), same_x, same_y)
+        return lambda: dict(zip(places, found(), strict=True))
 
     def retire(self, lanes: Sequence[Lane]) -> None:
         """Take lanes out of the world; the others go on."""
@@ -181,9 +199,13 @@ class World:
                 rng=rng.generator(lane.seed, "select", lane.round_num),
             )
 
-    def _train(self, ids_of: Mapping[int, Tensor]) -> dict[int, Finished]:
+    def _train(
+        self, ids_of: Mapping[int, Tensor], meanwhile: Callable[[], None] | None = None
+    ) -> dict[int, Finished]:
         """Train these clients of these lanes and note who trained."""
-        trained = train_round(self.trainer, self.lanes, self.states, ids_of, self._holdings)
+        trained = train_round(
+            self.trainer, self.lanes, self.states, ids_of, self._holdings, meanwhile
+        )
         losses = mean_losses([done.clients.loss for done in trained.values()])
         for (r, done), loss in zip(trained.items(), losses, strict=True):
             now = self._now[r]
@@ -216,35 +238,21 @@ class World:
             self._now[r].selected = upload.clients.ids.tolist()
             self._now[r].weights = upload.weights.tolist()
 
-    def _outcomes(self, uploads: Mapping[int, Upload]) -> list[Outcome | None]:
-        """Score the new global models on the proxy sets and say what came of the round."""
-        outcomes: list[Outcome | None] = [None] * len(self.lanes)
-        for r, scores in self._proxy_scores(list(uploads)).items():
-            lane, upload = self.lanes[r], uploads[r]
-            reward, per_class = lane.reward.update(scores)
-            learns_from = lane.method.selector.learns_from
-            outcomes[r] = Outcome(
-                round_num=lane.round_num,
-                selected=upload.clients.ids,
-                reward=reward,
-                score=lane.reward.score(scores),
-                per_class=scores.per_class_f1,
-                reward_per_class=per_class,
-                weights=upload.weights.float(),
-                reports={n: v for n, v in upload.reports.items() if n in learns_from},
-            )
-        return outcomes
-
-    def _proxy_scores(self, places: Sequence[int]) -> dict[int, Scores]:
-        """Score lanes on their own proxy sets; those with sets of the same size together."""
+    def _proxy_scores(self, places: Sequence[int]) -> ScoresByLane:
+        """Start to score lanes on their own proxy sets; those with sets of one size together."""
         by_size: dict[int, list[int]] = {}
         for r in places:
             by_size.setdefault(len(self.lanes[r].population.proxy), []).append(r)
-        found: dict[int, Scores] = {}
+        parts = []
         for size, some in by_size.items():
             x, y = self._proxies(size, [self.lanes[r] for r in some])
-            found |= zip(some, self.evaluator.scores(self._states(some), x, y), strict=True)
-        return {r: found[r] for r in places}
+            parts.append((some, self.evaluator.scores_later(self._states(some), x, y)))
+
+        def wait() -> dict[int, Scores]:
+            found = {r: s for some, own in parts for r, s in zip(some, own(), strict=True)}
+            return {r: found[r] for r in places}
+
+        return wait
 
     def _states(self, places: Sequence[int]) -> Tensor:
         """Return the global states of some lanes to read, in order; nothing is copied for all."""
@@ -258,30 +266,6 @@ class World:
             x, y = (torch.stack(column) for column in zip(*pairs, strict=True))
             self._kept_proxies[size] = kept = (lanes, x, y)
         return kept[1:]
-
-    def _record(
-        self, r: int, metrics: Mapping[str, float], scores: Scores | None
-    ) -> dict[str, Any]:
-        lane, now = self.lanes[r], self._now[r]
-        cost = self.costs.round(now.activity(lane, int(metrics.get("server_flops", 0))))
-        return {
-            "lane": r,
-            "seed": lane.seed,
-            "round": lane.round_num - 1,
-            "visible": now.visible,
-            "selected": now.selected,
-            "rejected": now.rejected,
-            "weights": now.weights,
-            "accuracy": None if scores is None else scores.accuracy,
-            "macro_f1": None if scores is None else scores.macro_f1,
-            "per_class_f1": None if scores is None else scores.per_class_f1.tolist(),
-            "loss": None if scores is None else scores.loss,
-            "train_loss": now.train_loss,
-            "reward": lane.reward.total,
-            **now.info,
-            **{k: v for k, v in metrics.items() if k != "server_flops"},
-            **vars(cost),
-        }
 
 
 def _on_device(value: Any, like: Tensor) -> Any:

@@ -15,6 +15,7 @@ from fedglimpse.stats.condense import condense
 from fedglimpse.stats.fairness import Participation, classes_covered
 from fedglimpse.study.cell import Cell, Partition, State, Study
 from fedglimpse.study.holdings import Holdings
+from fedglimpse.study.parts import joined
 from fedglimpse.study.store import read_study
 from fedglimpse.study.trace import trace_of
 from fedglimpse.version import VERSION
@@ -26,8 +27,8 @@ def load_study(path: Path) -> Study:
     """Read whatever `path` is; raises UserError where it holds no results."""
     if path.is_file():
         return read_study(path)
-    if (path / "study.json.gz").exists():
-        return read_study(path / "study.json.gz")
+    if parts := sorted(path.glob("study*.json.gz")):
+        return joined([read_study(part) for part in parts], str(path))
     if (path / "sweep.json").exists():
         return _sweep(path)
     if (path / "config.toml").exists():

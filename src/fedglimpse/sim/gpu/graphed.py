@@ -19,7 +19,7 @@ from fedglimpse.layout import Layout
 from fedglimpse.sim.batched import BatchedTrainer
 from fedglimpse.sim.gpu.compiled import Named, any_number, losses_of
 from fedglimpse.sim.gpu.descent import descend, descending
-from fedglimpse.sim.jobs import Examples, Jobs, Recipe, Tally, Trained, steps_per_epoch
+from fedglimpse.sim.jobs import Examples, Jobs, Recipe, Tally, Trained
 from fedglimpse.sim.memory import bytes_per_job, fitting_jobs, smaller_until_it_fits
 from fedglimpse.sim.precision import Precision, numerics
 from fedglimpse.sim.stacked import chain
@@ -68,7 +68,7 @@ class GraphedTrainer:
 
     def train(self, start: Tensor, jobs: Jobs) -> Trained:
         """Train every job; the answer is in the order of `jobs`."""
-        if bool((jobs.distill > 0).any() | (jobs.visit >= 0).any()):
+        if jobs.outline.special:
             return self.plain.train(start, jobs)
         if self.max_jobs is None:
             self.max_jobs = fitting_jobs(self.bytes_per_job, start.device, MAX_JOBS)
@@ -102,7 +102,7 @@ class GraphedTrainer:
         """Train some jobs at once; returns their states `[J, d]` and losses."""
         step = self._step(wave, most)
         step.load(named, wave)
-        batches = steps_per_epoch(wave.sizes, self.recipe.batch_size)
+        batches = -(-wave.outline.longest // self.recipe.batch_size)
         for epoch in range(self.recipe.epochs):
             step.shuffle(epoch)
             for _ in range(batches):
@@ -111,11 +111,10 @@ class GraphedTrainer:
 
     def _step(self, wave: Jobs, most: int) -> _Step:
         """Return the captured step that has room for these jobs."""
-        jobs, width = bucket(len(wave), most), wave.rows.shape[1]
-        pulled, squared = bool((wave.mu > 0).any()), bool(wave.squared.all())
-        kind = (jobs, pulled, squared)
+        jobs, width, outline = bucket(len(wave), most), wave.rows.shape[1], wave.outline
+        kind = (jobs, outline.pulled, outline.squared)
         if kind not in self.steps or self.steps[kind].width < width:
-            self.steps[kind] = _Step(self, jobs, width, pulled, squared)
+            self.steps[kind] = _Step(self, jobs, width, outline.pulled, outline.squared)
         return self.steps[kind]
 
 
@@ -197,7 +196,7 @@ class _Step:
         self.gather, self.update = work.batch, self.optimizer.step
         if trainer.compiled:
             kept = [*params, *self.optimizer.memory(), *(self.optimizer.anchors or [])]
-            any_number(*kept, *vars(self.jobs).values())
+            any_number(*kept, *self.jobs.tensors().values())
             self.gather, self.update = torch.compile(work.batch), torch.compile(self.optimizer.step)
         self.epoch = torch.zeros_like(self.place)
         self.ordering: torch.cuda.CUDAGraph | None = None

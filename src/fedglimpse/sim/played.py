@@ -1,0 +1,85 @@
+"""A round whose models are merged: what came of it, once its scores are home.
+
+The scores may still be on their way when this is made. So a server can send its clients off to the
+next round first, and do its books while they train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedglimpse.cost import CostModel
+from fedglimpse.sim.evaluate import Scores
+from fedglimpse.sim.lane import Lane, LaneRound, Upload
+from fedglimpse.types import Outcome
+
+ScoresByLane = Callable[[], Mapping[int, Scores]]  # waits until they are there
+
+
+@dataclass
+class Played:
+    """One round of all lanes; lanes that leave or start again meanwhile do not matter."""
+
+    lanes: Sequence[Lane]
+    now: Sequence[LaneRound]
+    rounds: Sequence[int]  # the number of the round, lane by lane
+    uploads: Mapping[int, Upload]
+    on_proxy: ScoresByLane  # of the lanes that merged something
+    costs: CostModel
+
+    def outcomes(self) -> list[Outcome | None]:
+        """Say what came of the round and move the rewards on; to be called once."""
+        outcomes: list[Outcome | None] = [None] * len(self.lanes)
+        for r, scores in self.on_proxy().items():
+            lane, upload = self.lanes[r], self.uploads[r]
+            reward, per_class = lane.reward.update(scores)
+            learns_from = lane.method.selector.learns_from
+            outcomes[r] = Outcome(
+                round_num=self.rounds[r],
+                selected=upload.clients.ids,
+                reward=reward,
+                score=lane.reward.score(scores),
+                per_class=scores.per_class_f1,
+                reward_per_class=per_class,
+                weights=upload.weights.float(),
+                reports={n: v for n, v in upload.reports.items() if n in learns_from},
+            )
+        return outcomes
+
+    def records(
+        self, metrics: Sequence[Mapping[str, float]], on_test: ScoresByLane
+    ) -> list[dict[str, Any]]:
+        """Return one record for each lane, after `outcomes`.
+
+        Args:
+            metrics: what each selector's feedback returned.
+            on_test: scores of the lanes that were evaluated.
+        """
+        found = on_test()
+        return [self._record(r, metrics[r], found.get(r)) for r in range(len(self.lanes))]
+
+    def _record(
+        self, r: int, metrics: Mapping[str, float], scores: Scores | None
+    ) -> dict[str, Any]:
+        lane, now = self.lanes[r], self.now[r]
+        cost = self.costs.round(now.activity(lane, int(metrics.get("server_flops", 0))))
+        return {
+            "lane": r,
+            "seed": lane.seed,
+            "round": self.rounds[r],
+            "visible": now.visible,
+            "selected": now.selected,
+            "rejected": now.rejected,
+            "weights": now.weights,
+            "accuracy": None if scores is None else scores.accuracy,
+            "macro_f1": None if scores is None else scores.macro_f1,
+            "per_class_f1": None if scores is None else scores.per_class_f1.tolist(),
+            "loss": None if scores is None else scores.loss,
+            "train_loss": now.train_loss,
+            "reward": lane.reward.total,
+            **now.info,
+            **{k: v for k, v in metrics.items() if k != "server_flops"},
+            **vars(cost),
+        }

@@ -1,0 +1,43 @@
+"""Parts of one study, run here and there, put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from fedglimpse.errors import UserError
+from fedglimpse.study.cell import Cell, Partition, Study
+
+
+def joined(parts: Sequence[Study], source: str) -> Study:
+    """Return all cells of the parts; of a cell that several have, the one that got furthest.
+
+    Args:
+        parts: at least one; they must have the same title.
+        source: where they were read from.
+
+    Raises:
+        UserError: for parts of different studies.
+    """
+    titles = list(dict.fromkeys(part.title for part in parts))
+    if len(titles) > 1:
+        raise UserError(
+            f"{source} holds parts of different studies ('{titles[0]}' and '{titles[1]}'): keep "
+            "each study in a folder of its own."
+        )
+    cells: dict[tuple[str, str, int], Cell] = {}
+    partitions: dict[tuple[str, int], Partition] = {}
+    for part in parts:
+        for cell in part.cells:
+            name = cell.setting, cell.variant, cell.seed
+            if name not in cells or _progress(cell) > _progress(cells[name]):
+                cells[name] = cell  # a name that is there already keeps its place
+        partitions |= {(one.setting, one.seed): one for one in part.partitions}
+    return dataclasses.replace(
+        parts[0], cells=list(cells.values()), partitions=list(partitions.values()), source=source
+    )
+
+
+def _progress(cell: Cell) -> tuple[bool, int, bool]:
+    played = cell.facts.climb.played if cell.facts is not None else 0
+    return cell.state == "finished", played, cell.state == "failed"
