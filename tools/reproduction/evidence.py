@@ -117,6 +117,11 @@ def whole(evidence: Evidence, arm: Arm) -> Values:
     return _facts(evidence, arm, lambda f: fmean(f.curve.accuracy) if f.curve.accuracy else None)
 
 
+def proxy(evidence: Evidence, arm: Arm) -> Values:
+    """Smoothed score on the proxy set: the mean over the last 50 rounds."""
+    return _facts(evidence, arm, lambda facts: facts.reward)
+
+
 def early(evidence: Evidence, arm: Arm) -> Values:
     """Mean accuracy over the first tenth of the rounds."""
 

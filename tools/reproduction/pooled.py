@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fedglimpse.report.numbers import interval
 from fedglimpse.stats.difference import Difference
-from reproduction.evidence import Evidence, Measure, contrast, early, final, swing
+from reproduction.evidence import Evidence, Measure, contrast, early, final, proxy, swing
 from reproduction.markdown import table
 from reproduction.shelf import Stored
 from reproduction.verdict import Verdict, above_zero
@@ -17,6 +17,7 @@ MEASURES: dict[str, Measure] = {
     "final accuracy": final,
     "accuracy in the first tenth of the rounds": early,
     "swing over the last 50 rounds": swing,
+    "proxy score": proxy,
 }
 MARKS = {Verdict.HOLDS: " ▲", Verdict.FAILS: " ▼"}
 
@@ -59,5 +60,6 @@ def _legend(control: str) -> str:
     return (
         f"All settings together, in points: variant minus `{control}`, mean over all pairs of runs "
         "that share setting and seed, its bootstrap 95 % interval, and how many pairs. ▲ and ▼: "
-        "really above and below, corrected over the column. A smaller swing is better."
+        "really above and below, corrected over the column. A smaller swing is better. What is "
+        "tuned is tuned on the proxy score."
     )
