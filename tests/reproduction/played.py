@@ -65,6 +65,7 @@ def _facts(came: Came) -> Facts:
     return Facts(
         accuracy=came.accuracy,
         macro_f1=came.accuracy,
+        reward=came.accuracy,
         over_rounds=came.swing,
         best=came.accuracy,
         rejected=0,
