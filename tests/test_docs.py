@@ -22,6 +22,11 @@ def test_generated_tables_are_current(name: str) -> None:
     assert path.read_text() == text, "run python tools/update_docs.py"
 
 
+@pytest.mark.parametrize("name", update_docs.FIGURES)
+def test_pictures_are_current(name: str) -> None:
+    assert (ROOT / name).read_text() == update_docs.FIGURES[name](), "run tools/update_docs.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedglimpse.needs import CATALOGUE, Need, Sizes
 from reproduction.claims import claims_table, rules_list
+from reproduction.curves import curves
 from reproduction.headroom import headroom
 from reproduction.recipe import recipe_table
 from reproduction.section import section
@@ -184,6 +185,11 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
 }
 
 
+FIGURES: dict[str, Callable[[], str]] = {
+    "docs/figures/table1.svg": lambda: curves(SHELF.study("table1")),
+}
+
+
 def measured() -> dict[str, str]:
     """Accuracy of every method in results/all-digits, as `mean ± half width`."""
     table = (ROOT / "results" / "all-digits" / "comparison.md").read_text().splitlines()[2:]
@@ -223,6 +229,14 @@ def main() -> None:
             stale += 1
             print(f"{path}: table '{name}' is stale")
             if "--check" not in sys.argv:
+                path.write_text(text)
+    for name, make in FIGURES.items():
+        path, text = ROOT / name, make()
+        if not path.exists() or path.read_text() != text:
+            stale += 1
+            print(f"{path}: the picture is stale")
+            if "--check" not in sys.argv:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
     for page in PAGES:
         if page.read_text() != with_figures(page):

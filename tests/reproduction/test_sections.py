@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 from statistics import fmean
+from xml.etree import ElementTree
 
 import pytest
 from played import ROOT, Came, played
@@ -17,6 +18,7 @@ from fedglimpse.study import Cell, Study, load_study, write_study
 from fedglimpse.sweep.plan import read_plan
 from fedglimpse.sweep.runner import How, run_sweep
 from reproduction.claims import claims_table, rules_list
+from reproduction.curves import curves
 from reproduction.pooled import pooled
 from reproduction.section import section
 from reproduction.shelf import Shelf, Stored
@@ -109,6 +111,29 @@ def test_pooling_tells_small_differences(tmp_path: Path) -> None:
     assert "▼ (50)" in rows["herd"].split(" | ")[1]
     assert "▲" not in rows["fedprox"]
     assert "fedavg-window" not in rows
+
+
+def test_curves_have_a_panel_for_each_setting_that_was_run(root: Path, tmp_path: Path) -> None:
+    drawn = ElementTree.fromstring(curves(Shelf(root).study("small")))
+    name = "{http://www.w3.org/2000/svg}"
+    panels = drawn.findall(f"{name}g")
+    assert [panel.find(f"{name}text").text for panel in panels] == [  # type: ignore[union-attr]
+        "digits, mobile",
+        "digits, random",
+    ]
+    assert [len(panel.findall(f"{name}polyline")) for panel in panels] == [2, 2]
+    bare = dataclasses.replace(Shelf(root).study("small").study, cells=[])
+    assert "polyline" not in curves(Stored("bare", bare, ()))
+
+
+def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
+    def world(cell: Cell, config: dict[str, object]) -> Came | None:
+        return Came(0.5 + 0.1 * cell.seed) if cell.variant == "dpp" else None
+
+    text = curves(store(played("table1", world), tmp_path, "table1"))
+    ends = {line.split('"')[1].split()[-1] for line in text.splitlines() if "polyline" in line}
+    mean, top = 0.7, 0.71  # the panel ends one point above the highest, 30 points high
+    assert ends == {f"300.0,{190 * (top - mean) / 0.3:.1f}"}
 
 
 def test_runs_that_are_not_what_the_file_says_now_are_named(root: Path, tmp_path: Path) -> None:
