@@ -15,6 +15,7 @@ from pathlib import Path
 from fedglimpse.needs import CATALOGUE, Need, Sizes
 from reproduction.claims import claims_table, rules_list
 from reproduction.curves import curves
+from reproduction.diagnosis import diagnosis
 from reproduction.headroom import headroom
 from reproduction.recipe import recipe_table
 from reproduction.section import section
@@ -177,6 +178,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "rules": (REPRODUCTION, lambda: rules_list(SHELF)),
     **{name: (REPRODUCTION, partial(study_section, name)) for name in STUDIES},
     "headroom": (REPRODUCTION, lambda: headroom(ROOT / "results" / "headroom")),
+    "diagnosis": (REPRODUCTION, lambda: diagnosis(ROOT / "results" / "agent_diagnosis")),
     "speed": (REPRODUCTION, speed_table),
     "needs": ("docs/add-a-method.md", needs_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
