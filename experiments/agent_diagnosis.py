@@ -2,8 +2,8 @@
 
     python experiments/agent_diagnosis.py runs/table1 --name table1
 
-Reads the records of every `glimpse` run of sweeps and measures, from round --after on, when the
-agent explores as little as it ever will:
+Reads the records of every run of a variant (default: `glimpse`) and measures, from round --after
+on, when the agent explores as little as it ever will:
 
     spread / error     standard deviation of Q over the visible clients, over the root mean squared
                        TD error: below or near 1, Q cannot tell clients apart
@@ -119,19 +119,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("sweeps", nargs="+", type=Path, help="folders made by fedglimpse sweep")
     parser.add_argument("--name", required=True)
+    parser.add_argument("--variant", default="glimpse")
     parser.add_argument("--after", type=int, default=200)
     parser.add_argument("--out", type=Path, default=RESULTS)
     words = parser.parse_args()
     found: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
     for sweep in words.sweeps:
         for cell in load_study(sweep).cells:
-            if cell.variant == "glimpse" and cell.state == "finished":
+            if cell.variant == words.variant and cell.state == "finished":
                 if not (records := read_records(sweep / "cells" / cell.id)):
                     sys.exit(f"{sweep} has no records: name a folder made by fedglimpse sweep.")
                 how = cell.config["agent.loss"], cell.config["agent.history"]
                 found[cell.setting][str(cell.seed)] = diagnose(records, words.after, *how)
     if not found:
-        sys.exit(f"No finished run of glimpse in {', '.join(map(str, words.sweeps))}.")
+        sys.exit(f"No finished run of {words.variant} in {', '.join(map(str, words.sweeps))}.")
     command = shlex.join(["python", "experiments/agent_diagnosis.py", *sys.argv[1:]])
     words.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"what": command, "after": words.after, "results": found}, indent=1)

@@ -27,6 +27,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"optimizer": "sgd", "loss": "mse", "grad_clip": 0.0},
     {"q_clip": "tanh"},
     {"history": 1, "n_step": 5},
+    {"history": 1, "history_input": "changes"},
     {"history": 16, "n_step": 1},
 ]
 

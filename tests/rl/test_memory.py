@@ -8,6 +8,8 @@ import pytest
 import torch
 from rl_fakes import D, view
 
+from fedglimpse.errors import UserError
+from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.history import History, RunningScale
 from fedglimpse.rl.identity import HashedIdentity, TableIdentity, build_identity
 from fedglimpse.rl.observation import client_features, zscore
@@ -62,6 +64,40 @@ def test_running_scale_is_bit_for_bit_welford_in_float64() -> None:
         assert torch.equal(scale.numbers()[0], mean.float())
         assert torch.equal(scale.numbers()[1], factor)
     assert factor[5] == 0.0
+
+
+def test_changes_are_shown_on_their_own_scale() -> None:
+    scale = RunningScale(2, changes=True)
+    rows = torch.tensor([[100.0, 7.0], [101.0, 7.0], [103.0, 7.0], [105.0, 7.0]])
+    for row in rows:
+        scale.add(row)
+    found = scale(rows[1:])  # steps of 2 and 2, then the model itself
+    size = ((1 + 4 + 4) / 3) ** 0.5
+    spread = float(rows[:, 0].std(correction=0))
+    wanted = [2 / size, 2 / size, (105 - 102.25) / spread]
+    torch.testing.assert_close(found[:, 0], torch.tensor(wanted))
+    assert found[:, 1].tolist() == [0.0, 0.0, 0.0]  # a coordinate that never moved
+
+
+def test_a_scale_goes_on_where_it_was_saved() -> None:
+    one, other = (RunningScale(3, changes=True) for _ in range(2))
+    rows = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    for row in rows[:5]:
+        one.add(row)
+    other.load_state_dict(one.state_dict())
+    for row in rows[5:]:
+        one.add(row)
+        other.add(row)
+    assert torch.equal(one(rows), other(rows))
+    old = {k: v for k, v in one.state_dict().items() if k in ("count", "mean", "squares")}
+    plain = RunningScale(3)
+    plain.load_state_dict(old)
+    assert torch.equal(plain.numbers().centre, one.numbers().centre)
+
+
+def test_changes_need_a_scale() -> None:
+    with pytest.raises(UserError, match="normalise_history=true"):
+        AgentConfig(history_input="changes", normalise_history=False)
 
 
 def test_zscore_by_hand_and_constant_columns() -> None:

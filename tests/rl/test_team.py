@@ -31,6 +31,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"temporal_attention": False, "weight_decay": 0.1},
     {"spatial_attention": False, "grad_clip": 0.01},
     {"q_clip": "tanh"},
+    {"history_input": "changes"},
     {"q_clip": "clamp", "reset_on_gap": True},
 ]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from reproduction.markdown import paragraphs, table
 
@@ -18,12 +19,15 @@ def diagnosis(folder: Path) -> str:
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not found:
         return "Not run yet."
-    commands = "\n".join(f"    {one['what']}" for one in found)
-    settings = {name: runs for one in found for name, runs in one["results"].items()}
+    return paragraphs(part for one in found for part in (f"    {one['what']}", _table(one)))
+
+
+def _table(one: Mapping[str, Any]) -> str:
+    settings = one["results"]
     rows = [[name, *(_text(runs, m) for m in MEASURES)] for name, runs in settings.items()]
     everything = {f"{n} {seed}": run for n, runs in settings.items() for seed, run in runs.items()}
     rows.append(["all runs", *(_text(everything, m) for m in MEASURES)])
-    return paragraphs([commands, table(["setting", *MEASURES], rows)])
+    return table(["setting", *MEASURES], rows)
 
 
 def _text(runs: Runs, measure: str) -> str:

@@ -68,7 +68,7 @@ class Agent:
         self.net = QNetwork(config, features=features, seed=seed, **self._sizes).to(self.device)
         self.learner = build_learner(self.net, config)
         self.history = History(config.history, sketch_dim)
-        self.scale = RunningScale(sketch_dim)
+        self.scale = RunningScale(sketch_dim, config.shows_changes)
         self.replay = Replay(
             config.buffer,
             features=features,

@@ -24,6 +24,7 @@ class AgentConfig:
     standardise: bool = True  # z-score client features within the visible set
     normalise_history: bool = True  # running standardisation of the global sketches
     history: int = 5  # H: global sketches before the current one
+    history_input: str = "models"  # models; changes: what led to the current model, step by step
 
     # The Q-network.
     d_token: int = 64  # width of a token
@@ -89,6 +90,17 @@ class AgentConfig:
                 f"{self.n_step + self.history}, or nothing can be sampled."
             )
 
+        if self.shows_changes and not self.normalise_history:
+            raise UserError(
+                "agent.history_input=changes needs agent.normalise_history=true: changes are shown "
+                "on a scale of their own."
+            )
+
+    @property
+    def shows_changes(self) -> bool:
+        """True where the network sees changes of the global model, not past models."""
+        return self.history_input == "changes"
+
     @property
     def q_bound(self) -> float | None:
         """Largest return the reward allows, or None where Q is not clipped."""
@@ -109,6 +121,7 @@ CLIENT_REPORTS: dict[str, tuple[str, ...]] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "input": ("grad", "abs", "scalar"),
+    "history_input": ("models", "changes"),
     "encoder": ("attention", "mlp"),
     "identity": ("table", "hashed", "none"),
     "q_output": ("scalar", "per_class"),
@@ -135,6 +148,7 @@ LEAST: dict[str, int] = {  # smallest allowed value of the integer settings
 ARCHITECTURE: tuple[str, ...] = (  # a policy fits only an agent that agrees on all of these
     "input",
     "history",
+    "history_input",
     "d_token",
     "heads",
     "encoder",

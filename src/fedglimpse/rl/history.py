@@ -8,7 +8,7 @@ Rows this short are worked on as NumPy arrays: the same arithmetic, and a call c
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,48 +71,90 @@ class History:
         self._round = state["round"]
 
 
-class RunningScale:
-    """Mean and std of every sketch coordinate over the rounds of this run (Welford)."""
+class Numbers(NamedTuple):
+    """By what sketches are standardised, `[D]` each, or for several agents `[R, ..., D]`."""
 
-    def __init__(self, dim: int) -> None:
+    centre: Tensor  # mean over the rounds
+    scale: Tensor  # one over the standard deviation
+    change: Tensor  # one over the root mean square of the change from round to round
+
+
+def standardised(history: Tensor, numbers: Numbers, changes: bool) -> Tensor:
+    """Standardise a history `[..., H+1, D]`, newest last.
+
+    Args:
+        history: sketches of global models.
+        numbers: of the run so far.
+        changes: show the current model and the changes that led to it, each on the scale of
+            changes; False: show the models.
+    """
+    models = ((history - numbers.centre) * numbers.scale).clamp(-LIMIT, LIMIT)
+    if not changes:
+        return models
+    steps = (history[..., 1:, :] - history[..., :-1, :]) * numbers.change
+    return torch.cat([steps.clamp(-LIMIT, LIMIT), models[..., -1:, :]], dim=-2)
+
+
+class RunningScale:
+    """Spread of every sketch coordinate over the rounds of this run, and of its changes."""
+
+    def __init__(self, dim: int, changes: bool = False) -> None:
+        """Start with no round.
+
+        Args:
+            dim: D, floats of a sketch.
+            changes: standardise the changes from round to round in the place of past models.
+        """
+        self.changes = changes
         self._count = 0
         self._mean = np.zeros(dim)  # float64
-        self._squares = np.zeros(dim)  # summed squared deviations
-        self._numbers: tuple[Tensor, Tensor] | None = None  # worked out once after every `add`
+        self._squares = np.zeros(dim)  # summed squared deviations (Welford)
+        self._last = np.zeros(dim)
+        self._moves = np.zeros(dim)  # summed squared changes
+        self._numbers: Numbers | None = None  # worked out once after every `add`
 
     def add(self, sketch: Tensor) -> None:
         """Count one more sketch `[D]`."""
         wide = sketch.numpy().astype(np.float64)
+        if self._count:
+            self._moves += (wide - self._last) ** 2
         self._count += 1
         before = wide - self._mean
         self._mean += before / self._count
         self._squares += before * (wide - self._mean)
-        self._numbers = None
+        self._last, self._numbers = wide, None
 
-    def numbers(self) -> tuple[Tensor, Tensor]:
-        """Return what to subtract and to multiply by, `[D]` each."""
+    def numbers(self) -> Numbers:
+        """Return what to subtract and to multiply by."""
         if self._numbers is None:
-            std = np.sqrt(self._squares / max(self._count, 1))
-            scale = np.where(std > 1e-12, 1.0 / np.maximum(std, 1e-12), 0.0)
-            centre, scale = self._mean.astype(np.float32), scale.astype(np.float32)
-            self._numbers = torch.from_numpy(centre), torch.from_numpy(scale)
+            spread = np.sqrt(self._squares / max(self._count, 1))
+            move = np.sqrt(self._moves / max(self._count - 1, 1))
+            found = self._mean, _inverse(spread), _inverse(move)
+            self._numbers = Numbers(*(torch.from_numpy(n.astype(np.float32)) for n in found))
         return self._numbers
 
-    def __call__(self, sketches: Tensor) -> Tensor:
-        """Standardise `[..., D]`; a coordinate that never varied becomes zero."""
-        centre, scale = (number.to(sketches.device) for number in self.numbers())
-        return ((sketches - centre) * scale).clamp(-LIMIT, LIMIT)
+    def __call__(self, history: Tensor) -> Tensor:
+        """Standardise `[..., H+1, D]`; a coordinate that never varied becomes zero."""
+        numbers = Numbers(*(number.to(history.device) for number in self.numbers()))
+        return standardised(history, numbers, self.changes)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue."""
-        return {
-            "count": self._count,
-            "mean": torch.from_numpy(self._mean.copy()),
-            "squares": torch.from_numpy(self._squares.copy()),
-        }
+        arrays = {name: getattr(self, f"_{name}") for name in self._KEPT}
+        copies = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return {"count": self._count, **copies}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Continue from `state`; of an older one, nothing is known of changes."""
         self._count = state["count"]
-        self._mean, self._squares = (state[name].numpy().copy() for name in ("mean", "squares"))
+        for name in self._KEPT:
+            if name in state:
+                setattr(self, f"_{name}", state[name].numpy().copy())
         self._numbers = None
+
+    _KEPT = ("mean", "squares", "last", "moves")
+
+
+def _inverse(values: np.ndarray) -> np.ndarray:
+    """Return one over each value, zero where it is zero."""
+    return np.where(values > 1e-12, 1.0 / np.maximum(values, 1e-12), 0.0)

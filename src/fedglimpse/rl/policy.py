@@ -38,7 +38,8 @@ def pack(net: QNetwork, config: AgentConfig, sizes: dict[str, int], known: int) 
 
 def check(policy: dict[str, Any], config: AgentConfig, sizes: dict[str, int]) -> None:
     """Raise UserError where the policy does not fit an agent built from `config` and `sizes`."""
-    pairs = {f"agent.{key}": (policy["agent"][key], getattr(config, key)) for key in ARCHITECTURE}
+    theirs_all = {**asdict(AgentConfig()), **policy["agent"]}  # older policies lack newer keys
+    pairs = {f"agent.{key}": (theirs_all[key], getattr(config, key)) for key in ARCHITECTURE}
     pairs["sketch_dim"] = (policy["sketch_dim"], sizes["sketch_dim"])
     if config.q_output == "per_class":
         pairs["num_classes"] = (policy["num_classes"], sizes["num_classes"])

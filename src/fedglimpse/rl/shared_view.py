@@ -15,7 +15,7 @@ from torch import Tensor
 from fedglimpse.rl.agent import Agent
 from fedglimpse.rl.attention import entropies
 from fedglimpse.rl.config import AgentConfig
-from fedglimpse.rl.history import LIMIT
+from fedglimpse.rl.history import Numbers, standardised
 from fedglimpse.rl.observation import Observation, clean, finite, reported
 from fedglimpse.types import View
 
@@ -67,8 +67,7 @@ def observe(
     pasts, exist = zip(*(agent.history.window() for agent in agents), strict=True)
     history = torch.stack(pasts)
     if agents[0].config.normalise_history:
-        centre, scale = scales(agents)
-        history = ((history - centre) * scale).clamp(-LIMIT, LIMIT)
+        history = standardised(history, scales(agents), agents[0].config.shows_changes)
     counts = torch.tensor([view.num_visible for view in views])
     one_round = Observation(
         clients=torch.stack([_wide(rows, width) for rows in clients]),
@@ -86,10 +85,10 @@ def _wide(rows: Tensor, width: int) -> Tensor:
     return F.pad(rows, (0,) * 2 * (rows.dim() - 1) + (0, missing)) if missing else rows
 
 
-def scales(agents: Sequence[Agent]) -> tuple[Tensor, Tensor]:
+def scales(agents: Sequence[Agent]) -> Numbers:
     """Return by what the agents' histories are standardised, `[R, 1, D]` each."""
-    centres, factors = zip(*(agent.scale.numbers() for agent in agents), strict=True)
-    return torch.stack(centres)[:, None], torch.stack(factors)[:, None]
+    columns = zip(*(agent.scale.numbers() for agent in agents), strict=True)
+    return Numbers(*(torch.stack(column)[:, None] for column in columns))
 
 
 def means_of(scores: Tensor, counts: Sequence[int]) -> dict[int, float]:

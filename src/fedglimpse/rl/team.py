@@ -19,7 +19,7 @@ from fedglimpse.rl.agent import Agent, Glance, Lesson
 from fedglimpse.rl.bank import LEAST, Bank, Room, Transitions, distinct, room_for
 from fedglimpse.rl.dqn import class_scores, set_value, top_members
 from fedglimpse.rl.graphed import Graphed
-from fedglimpse.rl.history import LIMIT
+from fedglimpse.rl.history import Numbers, standardised
 from fedglimpse.rl.observation import Observation
 from fedglimpse.rl.shared_view import (
     alike,
@@ -45,6 +45,7 @@ class Task(NamedTuple):
     oldest: Tensor  # [R'] oldest entry that still exists
     centre: Tensor  # [R', 1, 1, D] by which histories are standardised
     scale: Tensor  # [R', 1, 1, D]
+    change: Tensor  # [R', 1, 1, D]
 
 
 class Team:
@@ -180,15 +181,14 @@ class Team:
             entries[places, :, :count] = torch.stack([drawn[r] for r in learning])
             weights[places, :, :count] = 1 / count
             active[learning] = 1.0
-        centre, scale = scales(agents)
+        numbers = scales(agents)
         return Task(
             lanes=torch.tensor(list(lanes))[:, None],
             entries=entries.flatten(1),
             weights=weights.flatten(1),
             active=active,
             oldest=oldest,
-            centre=centre[:, None],
-            scale=scale[:, None],
+            **{name: number[:, None] for name, number in numbers._asdict().items()},
         )
 
     def _study(
@@ -196,8 +196,7 @@ class Team:
     ) -> Tensor:
         """Take the steps of one lesson; returns the mean TD loss of every agent `[R']`."""
         batch = bank.gather(task.lanes, task.entries, task.oldest, room.width)
-        if self.config.normalise_history:
-            batch = batch._replace(obs=_standardised(batch.obs, task))
+        batch = batch._replace(obs=self._standardised(batch.obs, task))
         times, size = self.config.updates_per_round, self.config.batch_size
         once = self.config.targets_once
         targets = self._targets(learner, bank, lanes, task, batch.returns, room) if once else None
@@ -246,7 +245,7 @@ class Team:
         if self._graphed is None:
             entries, places = distinct(task.entries)
         later = bank.later(task.lanes, entries, task.oldest, room.width)
-        obs = _standardised(later.obs, task) if self.config.normalise_history else later.obs
+        obs = self._standardised(later.obs, task)
         seen = arrange(obs, self.config.heads, room.full)
 
         def values(parameters: Parameters) -> Tensor:
@@ -267,7 +266,9 @@ class Team:
         each = torch.where(known, apart, 0.0).sum(dim=1) / known.sum(dim=1).clamp_min(1)
         return self.config.aux_weight * each.sum()
 
-
-def _standardised(obs: Observation, task: Task) -> Observation:
-    history = ((obs.history - task.centre) * task.scale).clamp(-LIMIT, LIMIT)
-    return obs._replace(history=history)
+    def _standardised(self, obs: Observation, task: Task) -> Observation:
+        if not self.config.normalise_history:
+            return obs
+        numbers = Numbers(task.centre, task.scale, task.change)
+        history = standardised(obs.history, numbers, self.config.shows_changes)
+        return obs._replace(history=history)
