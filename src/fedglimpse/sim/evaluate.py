@@ -33,19 +33,16 @@ class Scores:
     predicted: Tensor  # [C] share of examples predicted as each class
 
 
-def scores_of(logits: Tensor, y: Tensor, num_classes: int) -> list[Scores]:
-    """Score the logits of S models; the F1 of an absent class is 0.
+def scores_later(logits: Tensor, y: Tensor, num_classes: int) -> Callable[[], list[Scores]]:
+    """Start to score the logits of S models; the answer is a function that waits for the device.
+
+    The F1 of an absent class is 0.
 
     Args:
         logits: of every model on its examples.  # [S, n, C]
         y: their labels.  # [S, n]
         num_classes: C.
     """
-    return scores_later(logits, y, num_classes)()
-
-
-def scores_later(logits: Tensor, y: Tensor, num_classes: int) -> Callable[[], list[Scores]]:
-    """Start to score, as `scores_of` does; the answer is a function that waits for the device."""
     models, examples = y.shape
     place = torch.arange(models, device=y.device)[:, None] * num_classes + y
     cells = (place * num_classes + logits.argmax(2)).flatten()
