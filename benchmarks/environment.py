@@ -3,8 +3,8 @@
 Run: python benchmarks/environment.py [--device cuda] [--lanes 16] [key=value ...]
 Both sides make the calls that `ClientSelection` and `ClientSelectionVector` make, so that
 gymnasium need not be there. Writes benchmarks/results/environment.json, one entry for each device.
-The share of local training says how much is left to gain: only training is done for all lanes at
-once.
+Steps are timed from outside alone: an environment works its books out while the next clients train,
+and a clock inside would make it wait. How much is local training is measured in rounds of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fedglimpse.env.stepper import LaneStepper
 
 RESULT = Path(__file__).parent / "results" / "environment.json"
 TARGET = 8.0  # times as many steps per second
+Medians = dict[str, float]  # side -> seconds of a step
 
 
 class Lanes:
@@ -63,6 +65,12 @@ class Clock:
         self.seconds += now() - began
         return answer
 
+    def training(self, sides: list[Lanes], actions: np.ndarray) -> float:
+        """Return the seconds of one step of every lane that were local training."""
+        self.seconds = 0.0
+        play(sides, actions)
+        return self.seconds
+
 
 def now() -> float:
     """Return the time when the device has done its work."""
@@ -71,13 +79,13 @@ def now() -> float:
     return time.perf_counter()
 
 
-def seconds(sides: list[Lanes], actions: np.ndarray, clock: Clock) -> tuple[float, float]:
-    """Time one step of every lane; returns all of it and what was local training."""
-    clock.seconds, began, at = 0.0, now(), 0
+def play(sides: list[Lanes], actions: np.ndarray) -> float:
+    """Play one step of every lane; returns its seconds."""
+    began, at = now(), 0
     for side in sides:
         side.step(actions[at : at + side.stepper.num_lanes])
         at += side.stepper.num_lanes
-    return now() - began, clock.seconds
+    return now() - began
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -102,13 +110,21 @@ def measure(words: argparse.Namespace) -> dict[str, Any]:
     config |= parse_words(words.keys)
     together = Lanes(config, list(range(lanes)), None)
     apart = [Lanes(config, [seed], together.stepper) for seed in range(lanes)]
-    clock = Clock(together.stepper.world.trainer)
+    sides = {"vector": [together], "loop": apart}
     draw = np.random.Generator(np.random.PCG64(0))
-    found: dict[str, list[tuple[float, float]]] = {"vector": [], "loop": []}
-    for _ in range(warm_up + words.rounds):  # in turns: a busy machine is busy for both
-        actions = draw.uniform(-1, 1, (lanes, together.shape.slots)).astype(np.float32)
-        found["vector"].append(seconds([together], actions, clock))
-        found["loop"].append(seconds(apart, actions, clock))
+
+    def in_turns(rounds: int, time_of: Callable[[list[Lanes], np.ndarray], float]) -> Medians:
+        """Return the median seconds of a step; a busy machine is busy for both sides."""
+        found: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(rounds):
+            actions = draw.uniform(-1, 1, (lanes, together.shape.slots)).astype(np.float32)
+            for name, own in sides.items():
+                found[name].append(time_of(own, actions))
+        return {name: statistics.median(times) for name, times in found.items()}
+
+    in_turns(warm_up, play)
+    whole = in_turns(words.rounds, play)
+    training = in_turns(warm_up, Clock(together.stepper.world.trainer).training)
     result: dict[str, Any] = {
         **machine(words.device),
         "what": "HAR MLP on hapt; all visible clients train and send sketches of their updates",
@@ -117,12 +133,11 @@ def measure(words: argparse.Namespace) -> dict[str, Any]:
         "rounds_measured": words.rounds,
         "target_ratio": TARGET,
     }
-    for name, times in found.items():
-        whole, training = (statistics.median(part) for part in zip(*times[warm_up:], strict=True))
+    for name in sides:
         result[name] = {
-            "steps_per_second": round(lanes / whole, 1),
-            "milliseconds_per_step": round(1e3 * whole / lanes, 2),
-            "of_them_training": round(1e3 * training / lanes, 2),
+            "steps_per_second": round(lanes / whole[name], 1),
+            "milliseconds_per_step": round(1e3 * whole[name] / lanes, 2),
+            "of_them_training": round(1e3 * training[name] / lanes, 2),
         }
     speeds = (result[name]["steps_per_second"] for name in ("vector", "loop"))
     result["ratio"] = round(next(speeds) / next(speeds), 2)
