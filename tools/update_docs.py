@@ -18,6 +18,7 @@ from reproduction.curves import curves
 from reproduction.diagnosis import diagnosis
 from reproduction.headroom import headroom
 from reproduction.recipe import recipe_table
+from reproduction.rerun import rerun
 from reproduction.section import section
 from reproduction.shelf import Shelf
 from reproduction.speed import speed
@@ -179,6 +180,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     **{name: (REPRODUCTION, partial(study_section, name)) for name in STUDIES},
     "headroom": (REPRODUCTION, lambda: headroom(ROOT / "results" / "headroom")),
     "diagnosis": (REPRODUCTION, lambda: diagnosis(ROOT / "results" / "agent_diagnosis")),
+    "rerun": (REPRODUCTION, lambda: rerun(SHELF.study("table1").study, ROOT / "results" / "rerun")),
     "speed": (REPRODUCTION, speed_table),
     "needs": ("docs/add-a-method.md", needs_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
