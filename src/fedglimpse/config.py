@@ -83,6 +83,7 @@ class AggregateConfig:
 
     window: int = 6  # models averaged; 1: none
     source: str = "raw"  # raw (last aggregates) or smoothed (last global models, the paper's)
+    everywhere: bool = False  # also for methods that merge plainly: then only choices differ
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,19 @@ def components_fail(cell: Cell, config: Config) -> Came:
     return Came(0.6 + 0.05 * (cell.variant == "no spatial attention") + jitter(cell))
 
 
+def choosing_is_nothing(cell: Cell, config: Config) -> Came:
+    return Came(0.6 + jitter(cell))
+
+
+def choosing_pays(cell: Cell, config: Config) -> Came:
+    return Came(0.6 + 0.05 * (cell.variant == "dpp") + jitter(cell))
+
+
+def choosing_may_pay(cell: Cell, config: Config) -> Came:
+    """Seeds disagree about more than a point."""
+    return Came(0.6 + 0.05 * (cell.variant == "dpp") * disagree(cell))
+
+
 def _published(cell: Cell, name: str) -> float:
     figures = Evidence(PLANS.study(name).study, TABLE).published(cell.setting)
     if cell.variant in BASELINES:
@@ -119,7 +132,11 @@ def recipe_fails(cell: Cell, config: Config) -> Came:
     return Came(0.6 + jitter(cell))
 
 
-OPEN: dict[str, World] = {"recipe_study": luck}  # nothing can be told; all others: `noise`
+OPEN: dict[str, World] = {  # nothing can be told; all others: `noise`
+    "recipe_study": luck,
+    "averaged_digits": choosing_may_pay,
+    "averaged": choosing_may_pay,
+}
 WORLDS: dict[str, tuple[World, World]] = {  # study -> claims hold, claims fail
     "table1": (table_holds, table_fails),
     "fig6_history": (context_holds, context_fails),
@@ -129,4 +146,6 @@ WORLDS: dict[str, tuple[World, World]] = {  # study -> claims hold, claims fail
     "recipe_adam": (adam_holds, far_below),
     "presets": (presets_hold, far_below),
     "recipe_study": (recipe_holds, recipe_fails),
+    "averaged_digits": (choosing_is_nothing, choosing_pays),
+    "averaged": (choosing_is_nothing, choosing_pays),
 }

@@ -63,6 +63,8 @@ OWN_RULES: dict[str, Rule] = {  # study -> the rule of its file's own claim
     "recipe_adam": own.adam_explains_the_figures,
     "presets": own.presets_reach_the_paper,
     "components": own.every_component_adds,
+    "averaged_digits": own.choosing_is_worth_little,
+    "averaged": own.choosing_is_worth_little,
 }
 
 

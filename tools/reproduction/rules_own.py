@@ -6,9 +6,18 @@ from statistics import fmean
 
 from fedglimpse.report.analysis import Row, analyse, config_of
 from fedglimpse.report.numbers import interval
-from fedglimpse.stats.difference import paired
+from fedglimpse.stats.difference import Difference, paired
 from reproduction.evidence import OURS, Evidence, Values, contrast, final, over_each_baseline
-from reproduction.verdict import Finding, Verdict, above_zero, all_of, any_of, points, smallest
+from reproduction.verdict import (
+    Finding,
+    Verdict,
+    above_zero,
+    all_of,
+    any_of,
+    largest,
+    points,
+    smallest,
+)
 
 REMOVED = (  # variants of components.toml without one of the parts that its claim names
     "no spatial attention",
@@ -17,6 +26,8 @@ REMOVED = (  # variants of components.toml without one of the parts that its cla
     "no averaging over time",
     "clients by scalars",
 )
+
+POINT = 0.01  # of accuracy
 
 
 def recipe_matters_more(evidence: Evidence) -> Finding:
@@ -118,3 +129,30 @@ def every_component_adds(evidence: Evidence) -> Finding:
         for v in REMOVED
     }
     return Finding(all_of(above_zero(list(found.values()))), smallest(found))
+
+
+def choosing_is_worth_little(evidence: Evidence) -> Finding:
+    """Whether a choice pays once everybody averages over time.
+
+    Holds if for each variant the whole interval of its difference to the control, pooled over
+    settings, lies below one point, does not hold if that of one lies above, else cannot be told;
+    fewer settings than planned: not run.
+    """
+    settings, control = evidence.study.settings, str(evidence.study.control)
+    found = {
+        v: contrast(evidence, [((s, v), (s, control)) for s in settings])
+        for v in evidence.study.variants
+        if v != control
+    }
+    each = [_below(difference, POINT) for difference in found.values()]
+    return Finding(all_of(each), largest(found))
+
+
+def _below(difference: Difference | None, limit: float) -> Verdict:
+    if difference is None:
+        return Verdict.NOT_RUN
+    if difference.low is None or difference.high is None:
+        return Verdict.UNTOLD
+    if difference.low > limit:
+        return Verdict.FAILS
+    return Verdict.HOLDS if difference.high < limit else Verdict.UNTOLD

@@ -102,8 +102,18 @@ def counts(verdicts: Sequence[Verdict]) -> str:
 
 def smallest(differences: dict[str, Difference | None], unit: str = "points") -> str:
     """Write the least favourable of several differences, with its name."""
+    return _extreme("smallest", differences, unit)
+
+
+def largest(differences: dict[str, Difference | None], unit: str = "points") -> str:
+    """Write the largest of several differences, with its name."""
+    return _extreme("largest", differences, unit)
+
+
+def _extreme(which: str, differences: dict[str, Difference | None], unit: str) -> str:
     known = {name: d for name, d in differences.items() if d is not None}
     if not known:
         return "–"
-    name = min(known, key=lambda n: known[n].mean)
-    return f"smallest: {name} {points(known[name], unit)}"
+    sign = 1 if which == "smallest" else -1
+    name = min(known, key=lambda n: sign * known[n].mean)
+    return f"{which}: {name} {points(known[name], unit)}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
+from fedglimpse.aggregate import TemporalWindow, WeightedDelta
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.methods.base import Build, MethodInfo, Setting
 from fedglimpse.plugins import load_callable
@@ -62,4 +64,16 @@ def build(name: str, setting: Setting) -> Method:
             f"method={name} returned {type(method).__name__}, not a Method: return "
             "fedglimpse.Method(selector, aggregator)."
         )
-    return method
+    return _averaged(name, method, setting) if setting.config.aggregate.everywhere else method
+
+
+def _averaged(name: str, method: Method, setting: Setting) -> Method:
+    """Give a method the temporal averaging of `aggregate.*`, unless it has it already."""
+    if type(method.aggregator) is TemporalWindow:
+        return method
+    if type(method.aggregator) is not WeightedDelta:
+        raise UserError(
+            f"aggregate.everywhere=true, but method={name} merges updates in its own way "
+            f"({type(method.aggregator).__name__}): leave the method out, or the key."
+        )
+    return replace(method, aggregator=setting.temporal_window())
