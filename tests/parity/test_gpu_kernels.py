@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from fedglimpse.sim.gpu.conv import conv3x3  # noqa: E402
-from fedglimpse.sim.gpu.relu_norm import relu_norm  # noqa: E402
+from fedglimpse.sim.gpu.relu_norm import relu_frozen_norm, relu_norm  # noqa: E402
 
 DEVICE = torch.device("cuda")
 CLOSE: dict[Precision, float] = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}
@@ -90,3 +90,27 @@ def test_norms(side: int, channels: int, pool: bool, precision: Precision) -> No
         own = [g[j] for g in found]
         all_close([y[j, :count]], [want], CLOSE[precision])
         all_close([own[0][:count], *own[1:]], wanted, CLOSE[precision])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize(("side", "channels"), [(16, 32), (8, 128), (6, 16)])
+def test_frozen_norms(side: int, channels: int, pool: bool, precision: Precision) -> None:
+    """Scales of both signs, and statistics that lie apart in memory."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    z = normal(3, 7, side, side, channels).to(dtype).requires_grad_()
+    params = [normal(3, channels, seed=s).requires_grad_() for s in (1, 2, 3)]
+    mean, var = normal(3, 2, channels, seed=4).abs().unbind(1)
+    counts = torch.full((3,), 7, device=DEVICE)
+    y = relu_frozen_norm(z, *params, counts, mean, var, 1e-5, pool)
+    grad = normal(*y.shape, seed=5).to(dtype)
+    found = torch.autograd.grad(y, (z, *params), grad)
+    exact = [t.detach().double().requires_grad_() for t in (z, *params)]
+    bias, weight, beta = (t[:, None, None, None] for t in exact[1:])
+    centre, spread = (t.double()[:, None, None, None] for t in (mean, var))
+    want = (F.relu(exact[0] + bias) - centre) * torch.rsqrt(spread + 1e-5) * weight + beta
+    if pool:
+        images = want.flatten(0, 1).permute(0, 3, 1, 2)
+        want = F.max_pool2d(images, 2).permute(0, 2, 3, 1).unflatten(0, (3, 7))
+    all_close([y], [want], CLOSE[precision])
+    all_close(found, torch.autograd.grad(want, exact, grad.double()), CLOSE[precision])

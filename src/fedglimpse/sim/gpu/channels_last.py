@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedglimpse.sim.gpu import first_layer
 from fedglimpse.sim.gpu.conv import conv3x3, supported
 from fedglimpse.sim.gpu.descent import NO_SLOPES, sloped
-from fedglimpse.sim.gpu.relu_norm import relu_affine, relu_norm
+from fedglimpse.sim.gpu.relu_norm import relu_frozen_norm, relu_norm
 from fedglimpse.sim.stacked import chain
 
 _POINTWISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Identity)
@@ -73,8 +73,7 @@ def forward(
     while at < len(layers):
         name, layer = layers[at]
         own = {k: state[f"{name}.{k}"] for k, _ in layer.named_parameters()}
-        block = _block(layers, at, x) if training or not torch.is_grad_enabled() else 0
-        if block:
+        if block := _block(layers, at, x):
             norm_name, norm = layers[at + 2]
             tensors = _tensors(state, norm_name)
             x, new = _conv_block(x, own, layer, norm, tensors, counts, block == 4, training)
@@ -147,13 +146,11 @@ def _conv_block(
         )  # fmt: skip
         return y, _running(norm, tensors, mean, var, counts, places)
     z = _conv(x, own["weight"], pad)
+    given = (z, own["bias"], tensors["weight"], tensors["bias"], counts)
     if not training:
-        scale = tensors["weight"] * torch.rsqrt(tensors["running_var"] + norm.eps)
-        shift = tensors["bias"] - tensors["running_mean"] * scale
-        return relu_affine(z, own["bias"], scale, shift, pool), {}
-    y, mean, var = relu_norm(
-        z, own["bias"], tensors["weight"], tensors["bias"], counts, norm.eps, pool
-    )
+        still = tensors["running_mean"], tensors["running_var"]
+        return relu_frozen_norm(*given, *still, norm.eps, pool), {}
+    y, mean, var = relu_norm(*given, norm.eps, pool)
     return y, _running(norm, tensors, mean, var, counts, places)
 
 

@@ -74,6 +74,19 @@ def relu_norm(
     return relu_affine(z, bias, scale, shift, pool), mean, var
 
 
+@torch.library.custom_op(named("relu_frozen_norm"), mutates_args=())
+def relu_frozen_norm(
+    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor,
+    mean: Tensor, var: Tensor, eps: float, pool: bool,
+) -> Tensor:  # fmt: skip
+    """Return pool(BatchNorm(ReLU(z + bias))) with given statistics, `[J, C]` each.
+
+    The other arguments and the answer are those of `relu_norm`.
+    """
+    scale = weight * torch.rsqrt(var + eps)
+    return relu_affine(z, bias, scale, beta - mean * scale, pool)
+
+
 def relu_affine(z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, pool: bool) -> Tensor:
     """Return pool(ReLU(z + bias) * scale + shift), without a gradient.
 
@@ -98,9 +111,11 @@ def relu_affine(z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, pool: boo
 @torch.library.custom_op(named("relu_norm_back"), mutates_args=())
 def relu_norm_back(
     grad: Tensor, z: Tensor, bias: Tensor, weight: Tensor, counts: Tensor,
-    mean: Tensor, var: Tensor, eps: float, pool: bool,
+    mean: Tensor, var: Tensor, eps: float, pool: bool, frozen: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradient of z, and by parts still to be summed those of the parameters.
+
+    Where `frozen`, mean and variance do not depend on z.
 
     Returns:
         Of z `[J, B, H, W, C]`, of the bias `[J, P, C]`, of beta and weight `[J, P, 2, C]`.
@@ -115,7 +130,7 @@ def relu_norm_back(
     sizes = (rows_out, rows, grad.shape[2] * grad.shape[3], wide, steps, channels, tile, pool)
     sums_kernel[(parts, jobs)](*given, sums, eps, *sizes)
     back_kernel[(parts, jobs)](
-        *given, sums, out, of_bias, eps, *sizes, parts, triton.next_power_of_2(parts)
+        *given, sums, out, of_bias, eps, *sizes, parts, triton.next_power_of_2(parts), frozen
     )  # fmt: skip
     return out, of_bias, sums
 
@@ -128,8 +143,14 @@ def _(z, bias, weight, beta, counts, eps, pool):
     return out, mean, torch.empty_like(mean)
 
 
+@relu_frozen_norm.register_fake
+def _(z, bias, weight, beta, counts, mean, var, eps, pool):
+    jobs, batch, high, wide, channels = z.shape
+    return z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
+
+
 @relu_norm_back.register_fake
-def _(grad, z, bias, weight, counts, mean, var, eps, pool):
+def _(grad, z, bias, weight, counts, mean, var, eps, pool, frozen):
     jobs, channels = mean.shape
     parts = _back_tiles(grad.shape[1] * grad.shape[2] * grad.shape[3], channels, pool)[2]
     of_bias = mean.new_empty(jobs, parts, channels)
@@ -143,9 +164,24 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    of_z, of_bias, sums = relu_norm_back(grad.contiguous(), *ctx.saved_tensors, ctx.eps, ctx.pool)
+    of_z, of_bias, sums = relu_norm_back(
+        grad.contiguous(), *ctx.saved_tensors, ctx.eps, ctx.pool, False
+    )
     of_beta, of_weight = sums.sum(1).unbind(1)
     return of_z, of_bias.sum(1), of_weight, of_beta, None, None, None
 
 
+def _keep_frozen(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    z, bias, weight, _, counts, mean, var, ctx.eps, ctx.pool = inputs
+    ctx.save_for_backward(z, bias, weight, counts, mean, var)
+
+
+def _backward_frozen(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    kept = (value.contiguous() for value in (grad, *ctx.saved_tensors))
+    of_z, of_bias, sums = relu_norm_back(*kept, ctx.eps, ctx.pool, True)
+    of_beta, of_weight = sums.sum(1).unbind(1)
+    return of_z, of_bias.sum(1), of_weight, of_beta, None, None, None, None, None
+
+
 relu_norm.register_autograd(_backward, setup_context=_keep)
+relu_frozen_norm.register_autograd(_backward_frozen, setup_context=_keep_frozen)

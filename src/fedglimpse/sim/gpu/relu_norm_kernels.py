@@ -136,8 +136,11 @@ def _put(out, m, wide, c, keep, real, r, dy, a, level, slope, C: tl.constexpr,
 def back_kernel(z, bias, mean, var, weight, grad, counts, sums, out, of_bias, eps,
                 rows_out, rows_in, per_image, wide, STEPS: tl.constexpr, C: tl.constexpr,
                 BM: tl.constexpr, POOL: tl.constexpr, PARTS: tl.constexpr,
-                P: tl.constexpr):  # fmt: skip
-    """dz, and by parts its sum (the gradient of the bias)."""
+                P: tl.constexpr, FROZEN: tl.constexpr):  # fmt: skip
+    """dz, and by parts its sum (the gradient of the bias).
+
+    Where FROZEN, mean and variance are constants: dz is dy times the factor.
+    """
     job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
     c = tl.arange(0, C)
     at = job * C + c
@@ -147,8 +150,9 @@ def back_kernel(z, bias, mean, var, weight, grad, counts, sums, out, of_bias, ep
     factor = tl.load(weight + at) * inv
     total = tl.maximum(count * (4 if POOL else 1), 1).to(tl.float32)
     sum_dy, sum_dyx = sum_parts(sums + job * PARTS * 2 * C, C, PARTS, P)
-    tilt = -factor * inv * sum_dyx / total
-    level = -factor * sum_dy / total - tilt * tl.load(mean + at)
+    moving = 0.0 if FROZEN else 1.0
+    tilt = -moving * factor * inv * sum_dyx / total
+    level = -moving * factor * sum_dy / total - tilt * tl.load(mean + at)
     sign = tl.where(factor < 0.0, -1.0, 1.0)[None, :]
     a, level, slope = factor[None, :], level[None, :], tilt[None, :]
     z += job * rows_in * C
