@@ -28,6 +28,7 @@ from fedglimpse.env.stepper import LaneStepper
 
 RESULT = Path(__file__).parent / "results" / "environment.json"
 TARGET = 8.0  # times as many steps per second
+TURN = 10  # steps of one side before those of the other
 Medians = dict[str, float]  # side -> seconds of a step
 
 
@@ -114,12 +115,17 @@ def measure(words: argparse.Namespace) -> dict[str, Any]:
     draw = np.random.Generator(np.random.PCG64(0))
 
     def in_turns(rounds: int, time_of: Callable[[list[Lanes], np.ndarray], float]) -> Medians:
-        """Return the median seconds of a step; a busy machine is busy for both sides."""
+        """Return the median seconds of a step, each side with the same actions.
+
+        A busy machine is busy for both sides. A turn is several steps long: nobody steps one side
+        and then the other, which leaves each with the caches of the other.
+        """
         found: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(rounds):
-            actions = draw.uniform(-1, 1, (lanes, together.shape.slots)).astype(np.float32)
+        for turn in range(0, rounds, TURN):
+            shape = (min(TURN, rounds - turn), lanes, together.shape.slots)
+            actions = draw.uniform(-1, 1, shape).astype(np.float32)
             for name, own in sides.items():
-                found[name].append(time_of(own, actions))
+                found[name] += [time_of(own, some) for some in actions]
         return {name: statistics.median(times) for name, times in found.items()}
 
     in_turns(warm_up, play)

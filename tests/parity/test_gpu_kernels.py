@@ -15,6 +15,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+from fedglimpse.sim.gpu.channels_last import convolved  # noqa: E402
 from fedglimpse.sim.gpu.conv import conv3x3  # noqa: E402
 from fedglimpse.sim.gpu.relu_norm import relu_frozen_norm, relu_norm  # noqa: E402
 
@@ -56,6 +57,23 @@ def test_convolutions(side: int, inputs: int, outputs: int, pad: int, precision:
         found = torch.autograd.grad(y, (x, weight), grad)
     exact = [t.detach().double().requires_grad_() for t in (x, weight)]
     want = plain_convolution(exact[0], exact[1], pad)
+    all_close([y], [want], CLOSE[precision])
+    all_close(found, torch.autograd.grad(want, exact, grad.double()), CLOSE[precision])
+
+
+@pytest.mark.parametrize("precision", CLOSE)
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 32), (1, 16), (6, 20), (32, 100)])
+def test_channels_that_are_no_power_of_two(inputs: int, outputs: int, precision: Precision) -> None:
+    """Zeros are put beside them, and nothing of that is seen outside."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x = normal(2, 5, 9, 9, inputs).to(dtype)
+    weight = (normal(2, outputs, inputs, 3, 3, seed=1) / 17).to(dtype).requires_grad_()
+    with numerics(DEVICE, "fp32" if precision == "fp32" else "tf32"):
+        y = convolved(x, weight, 1)
+        grad = normal(*y.shape, seed=2).to(dtype)
+        found = torch.autograd.grad(y, weight, grad)
+    exact = weight.detach().double().requires_grad_()
+    want = plain_convolution(x.double(), exact.permute(0, 3, 4, 1, 2).flatten(1, 2), 1)
     all_close([y], [want], CLOSE[precision])
     all_close(found, torch.autograd.grad(want, exact, grad.double()), CLOSE[precision])
 

@@ -64,6 +64,15 @@ class Population:
 
     def label_histogram(self, ids: Tensor) -> Tensor:
         """Return how many rows of each class some clients hold `[J, C]`, int64."""
+        if not isinstance(self.rows, VirtualRows):
+            return self._held[ids.cpu()]
+        return self._counted(ids)
+
+    @cached_property
+    def _held(self) -> Tensor:
+        return self._counted(torch.arange(self.num_clients))
+
+    def _counted(self, ids: Tensor) -> Tensor:
         table, sizes = self.take(ids)  # [J, n]
         classes = self.dataset.num_classes
         real = torch.arange(table.shape[1]) < sizes[:, None]

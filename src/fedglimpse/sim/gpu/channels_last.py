@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse.sim.gpu import first_layer
-from fedglimpse.sim.gpu.conv import conv3x3, supported
+from fedglimpse.sim.gpu.conv import channels_of_kernel, conv3x3
 from fedglimpse.sim.gpu.descent import NO_SLOPES, sloped
 from fedglimpse.sim.gpu.relu_norm import relu_frozen_norm, relu_norm
 from fedglimpse.sim.stacked import chain
@@ -87,7 +87,7 @@ def forward(
         elif isinstance(layer, nn.Linear):
             x = _linear(x, own)
         elif isinstance(layer, nn.Conv2d):
-            x = _conv(x, own["weight"], cast(int, layer.padding[0]))
+            x = convolved(x, own["weight"], cast(int, layer.padding[0]))
             x = x + own["bias"].to(x.dtype)[:, None, None, None] if "bias" in own else x
         elif isinstance(layer, _NORMS):
             x, new = _batch_norm(layer, x, _tensors(state, name), counts, training)
@@ -117,7 +117,7 @@ def _block(layers: list[tuple[str, nn.Module]], at: int, x: Tensor) -> int:
     if kinds[:3] != [nn.Conv2d, nn.ReLU, nn.BatchNorm2d]:
         return 0
     conv = cast(nn.Conv2d, layers[at][1])
-    if conv.bias is None or not supported(conv.out_channels, conv.out_channels):
+    if conv.bias is None or channels_of_kernel(conv.out_channels) != conv.out_channels:
         return 0
     grown = 2 * cast(int, conv.padding[0]) - 2
     even = (x.shape[2] + grown) % 2 == 0 and (x.shape[3] + grown) % 2 == 0
@@ -145,7 +145,7 @@ def _conv_block(
             norm.eps, pad, pool,
         )  # fmt: skip
         return y, _running(norm, tensors, mean, var, counts, places)
-    z = _conv(x, own["weight"], pad)
+    z = convolved(x, own["weight"], pad)
     given = (z, own["bias"], tensors["weight"], tensors["bias"], counts)
     if not training:
         still = tensors["running_mean"], tensors["running_var"]
@@ -183,28 +183,14 @@ def _linear(x: Tensor, own: Mapping[str, Tensor]) -> Tensor:
     return torch.baddbmm(bias, weight, columns).transpose(1, 2)
 
 
-def _conv(x: Tensor, weight: Tensor, pad: int) -> Tensor:
+def convolved(x: Tensor, weight: Tensor, pad: int) -> Tensor:
     """Convolve without bias; `weight` as torch keeps it, `[J, CO, CI, 3, 3]`."""
     jobs, outputs, inputs = weight.shape[:3]
-    weight = weight.to(x.dtype)
-    if supported(inputs, outputs):
-        taps = weight.permute(0, 3, 4, 1, 2).reshape(jobs, 9, outputs, inputs)
-        return conv3x3(x.contiguous(), taps.contiguous(), pad)
-    taps = weight.permute(0, 3, 4, 2, 1).reshape(jobs, 9, inputs, outputs)
-    return _conv_by_patches(x, taps, pad)
-
-
-def _conv_by_patches(x: Tensor, taps: Tensor, pad: int) -> Tensor:
-    """Convolve few input channels: gather the 9 neighbours of every pixel, then multiply."""
-    jobs, batch, high, wide, inputs = x.shape
-    padded = F.pad(x, (0, 0, pad, pad, pad, pad))
-    near = padded.unfold(2, 3, 1).unfold(3, 3, 1)  # [J, B, H', W', CI, 3, 3]
-    patches = near.permute(0, 1, 2, 3, 5, 6, 4).reshape(jobs, -1, 9 * inputs)
-    fill = -9 * inputs % 16  # matrix units want a multiple of 16
-    patches = F.pad(patches, (0, fill))
-    weights = F.pad(taps.reshape(jobs, 9 * inputs, -1), (0, 0, 0, fill))
-    out_high, out_wide = high + 2 * pad - 2, wide + 2 * pad - 2
-    return torch.bmm(patches, weights).view(jobs, batch, out_high, out_wide, -1)
+    taps = weight.to(x.dtype).permute(0, 3, 4, 1, 2).reshape(jobs, 9, outputs, inputs)
+    more_in, more_out = (channels_of_kernel(c) - c for c in (inputs, outputs))
+    if more_in or more_out:
+        x, taps = F.pad(x, (0, more_in)), F.pad(taps, (0, more_in, 0, more_out))
+    return conv3x3(x.contiguous(), taps.contiguous(), pad)[..., :outputs]
 
 
 def _max_pool(x: Tensor) -> Tensor:

@@ -26,9 +26,9 @@ TAPS = 9
 _PART_PIXELS = 2048  # of a client that one program of the weight gradient sums, at least
 
 
-def supported(inputs: int, outputs: int) -> bool:
-    """True where the kernels take such a layer: powers of two from 16 channels on."""
-    return all(c >= 16 and c & (c - 1) == 0 for c in (inputs, outputs))
+def channels_of_kernel(channels: int) -> int:
+    """Return how many channels the kernels need for a layer with so many: a power of two."""
+    return max(triton.next_power_of_2(channels), 16)
 
 
 @triton.jit
@@ -227,12 +227,13 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
     ctx.pad = inputs[2]
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
     x, weight = ctx.saved_tensors
     grad = grad.contiguous()
     turned = weight.flip(1).transpose(2, 3).contiguous()  # [J, 9, CI, CO]
     of_weight = conv3x3_weight_grad(x, grad, ctx.pad).sum(1).transpose(2, 3).to(weight.dtype)
-    return conv3x3(grad, turned, 2 - ctx.pad), of_weight, None
+    of_x = conv3x3(grad, turned, 2 - ctx.pad) if ctx.needs_input_grad[0] else None
+    return of_x, of_weight, None
 
 
 conv3x3.register_autograd(_backward, setup_context=_keep)
