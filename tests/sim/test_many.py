@@ -10,7 +10,7 @@ from fedglimpse.layout import Layout
 from fedglimpse.nets import digits_mlp, fashion_cnn, har_mlp
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import mean_gradient, mean_gradients
-from fedglimpse.sim.many import ManyModels, StackedMany
+from fedglimpse.sim.many import ManyModels, StackedMany, in_even_pieces
 
 CASES = {
     "har": (har_mlp, (561,)),
@@ -59,3 +59,26 @@ def test_nothing_asked_nothing_answered() -> None:
     slow = Evaluator(har_mlp(), 6)
     assert slow.losses(torch.zeros(0, slow.layout.size), [], []) == []
     assert mean_gradients(slow, torch.zeros(0, slow.layout.size), [], []).shape[0] == 0
+
+
+def test_even_pieces_are_few_sizes_and_the_same_gradients() -> None:
+    model = har_mlp()
+    many = ManyModels(Layout.of(model), StackedMany(model, "fp32"))
+    states = Layout.of(model).read(model).expand(2, -1)
+    draw, rooms = torch.Generator().manual_seed(0), set()
+    for n in (1, 7, 64, 100, 333):
+        x, y = torch.rand(2, n, 561, generator=draw), torch.randint(6, (2, n), generator=draw)
+        sizes = torch.tensor([n, max(n // 2, 1)])
+        for room in (1, 20, 33, 150, 1000):
+            weights = torch.ones(2, n)
+            even, more_x, more_y, more = in_even_pieces(room, x, y, weights)
+            rooms.add(even)
+            assert even & (even - 1) == 0
+            assert even <= room
+            assert more_x.shape[1] == more_y.shape[1] == more.shape[1]
+            assert more.shape[1] % even == 0
+            assert more.sum() == weights.sum()
+        torch.testing.assert_close(
+            many.gradients(states, more_x, more_y, sizes), many.gradients(states, x, y, sizes)
+        )
+    assert len(rooms) <= 10

@@ -66,6 +66,8 @@ class ManyModels:
         weights = real / sizes[:, None].clamp(min=1)  # [S, n]
         total = states.new_zeros(len(states), self.layout.num_params)
         room = _room(x, _WITH_GRADIENT)
+        if x.is_cuda:
+            room, x, y, weights = in_even_pieces(room, x, y, weights)
         for some_x, some_y, some in zip(
             x.split(room, 1), y.split(room, 1), weights.split(room, 1), strict=True
         ):
@@ -86,6 +88,24 @@ class StackedMany:
         """Return logits `[S, B, C]`."""
         with numerics(x.device, self.precision):
             return self.stacked.forward(x, state, None, frozen=self.stacked.names)
+
+
+def in_even_pieces(
+    room: int, x: Tensor, y: Tensor, weights: Tensor
+) -> tuple[int, Tensor, Tensor, Tensor]:
+    """Return a power of two, at most `room`, and examples that go into pieces of it.
+
+    A GPU's kernels for gradients are compiled for the size of a piece, which takes seconds: so few
+    different sizes, whatever the number of clients and their examples. What is added has weight 0.
+    """
+    n = x.shape[1]
+    room = min(1 << (room.bit_length() - 1), 1 << (n - 1).bit_length())
+    more = -n % room
+    x, y, weights = (
+        torch.cat([some, some.new_zeros(len(some), more, *some.shape[2:])], dim=1)
+        for some in (x, y, weights)
+    )
+    return room, x, y, weights
 
 
 def _room(x: Tensor, times: int) -> int:
