@@ -3,8 +3,9 @@
 Run: python benchmarks/environment.py [--device cuda] [--lanes 16] [key=value ...]
 Both sides make the calls that `ClientSelection` and `ClientSelectionVector` make, so that
 gymnasium need not be there. Writes benchmarks/results/environment.json, one entry for each device.
-Steps are timed from outside alone: an environment works its books out while the next clients train,
-and a clock inside would make it wait. How much is local training is measured in rounds of its own.
+The sides take turns, and each lives alone in its turn, as it does where somebody uses it. Steps are
+timed from outside: an environment works its books out while the next clients train, and a clock
+inside would make it wait. How much is local training is measured in rounds of its own.
 """
 
 from __future__ import annotations
@@ -21,23 +22,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedglimpse.builder import Parts
 from fedglimpse.configure import parse_words
 from fedglimpse.env.arrays import Shape, info_of, observations, slots_of
-from fedglimpse.env.settings import settings_of
+from fedglimpse.env.settings import Settings, settings_of
 from fedglimpse.env.stepper import LaneStepper
 
 RESULT = Path(__file__).parent / "results" / "environment.json"
 TARGET = 8.0  # times as many steps per second
 TURN = 10  # steps of one side before those of the other
-Medians = dict[str, float]  # side -> seconds of a step
 
 
 class Lanes:
     """A stepper with the arrays that go in and out of an environment."""
 
-    def __init__(self, config: dict[str, Any], seeds: list[int], data: LaneStepper | None) -> None:
-        parts = None if data is None else data.parts
-        self.stepper = LaneStepper(settings_of(config), len(seeds), parts)
+    def __init__(self, settings: Settings, seeds: list[int], parts: Parts) -> None:
+        self.stepper = LaneStepper(settings, len(seeds), parts)
         self.shape = Shape.of(self.stepper)
         self.stepper.restart(dict(enumerate(seeds)))
         self.stepper.look()
@@ -54,23 +54,23 @@ class Lanes:
 
 
 class Clock:
-    """Counts the seconds of a trainer, which worlds on the same parts share."""
+    """Counts the seconds of a trainer, while it is in use."""
 
     def __init__(self, trainer: Any) -> None:
-        self.seconds = 0.0
-        self._train, trainer.train = trainer.train, self._timed
+        self.seconds, self._trainer, self._train = 0.0, trainer, trainer.train
+
+    def __enter__(self) -> Clock:
+        self._trainer.train = self._timed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._trainer.train = self._train
 
     def _timed(self, *arguments: Any) -> Any:
         began = now()
         answer = self._train(*arguments)
         self.seconds += now() - began
         return answer
-
-    def training(self, sides: list[Lanes], actions: np.ndarray) -> float:
-        """Return the seconds of one step of every lane that were local training."""
-        self.seconds = 0.0
-        play(sides, actions)
-        return self.seconds
 
 
 def now() -> float:
@@ -105,38 +105,47 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
+def time_steps(sides: list[Lanes], actions: np.ndarray, warm_up: int) -> tuple[list[float], float]:
+    """Return the seconds of every step after the first ones, and those of a step's training."""
+    for some in actions[:warm_up]:
+        play(sides, some)
+    whole = [play(sides, some) for some in actions[warm_up:]]
+    with Clock(sides[0].stepper.world.trainer) as clock:
+        for some in actions[:warm_up]:
+            play(sides, some)
+    return whole, clock.seconds / warm_up
+
+
 def measure(words: argparse.Namespace) -> dict[str, Any]:
     lanes, warm_up = words.lanes, words.warm_up
     config = {"data.name": "hapt", "method": "fedavg-window", "engine.device": words.device}
-    config |= parse_words(words.keys)
-    together = Lanes(config, list(range(lanes)), None)
-    apart = [Lanes(config, [seed], together.stepper) for seed in range(lanes)]
-    sides = {"vector": [together], "loop": apart}
+    settings = settings_of(config | parse_words(words.keys))
+    parts = Parts.of(settings.config)
+    seeds = list(range(lanes))
+    sides: dict[str, Callable[[], list[Lanes]]] = {
+        "vector": lambda: [Lanes(settings, seeds, parts)],
+        "loop": lambda: [Lanes(settings, [seed], parts) for seed in seeds],
+    }
+    slots = sides["vector"]()[0].shape.slots
     draw = np.random.Generator(np.random.PCG64(0))
-
-    def in_turns(rounds: int, time_of: Callable[[list[Lanes], np.ndarray], float]) -> Medians:
-        """Return the median seconds of a step, each side with the same actions.
-
-        A busy machine is busy for both sides. A turn is several steps long: nobody steps one side
-        and then the other, which leaves each with the caches of the other.
-        """
-        found: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(0, rounds, TURN):
-            shape = (min(TURN, rounds - turn), lanes, together.shape.slots)
-            actions = draw.uniform(-1, 1, shape).astype(np.float32)
-            for name, own in sides.items():
-                found[name] += [time_of(own, some) for some in actions]
-        return {name: statistics.median(times) for name, times in found.items()}
-
-    in_turns(warm_up, play)
-    whole = in_turns(words.rounds, play)
-    training = in_turns(warm_up, Clock(together.stepper.world.trainer).training)
+    steps: dict[str, list[float]] = {name: [] for name in sides}
+    trainings: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(-(-words.rounds // TURN)):  # a busy machine is busy for both sides
+        actions = draw.uniform(-1, 1, (warm_up + TURN, lanes, slots)).astype(np.float32)
+        for name, build in sides.items():
+            seconds, of_training = time_steps(build(), actions, warm_up)
+            steps[name] += seconds
+            trainings[name].append(of_training)
+    whole, training = (
+        {name: statistics.median(some) for name, some in found.items()}
+        for found in (steps, trainings)
+    )
     result: dict[str, Any] = {
         **machine(words.device),
         "what": "HAR MLP on hapt; all visible clients train and send sketches of their updates",
         "keys": words.keys,
         "lanes": lanes,
-        "rounds_measured": words.rounds,
+        "rounds_measured": len(steps["loop"]),
         "target_ratio": TARGET,
     }
     for name in sides:

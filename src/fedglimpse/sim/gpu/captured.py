@@ -117,7 +117,7 @@ class CapturedStep:
         """Put a wave's clients into this step's memory; the rest of it stays idle."""
         count = len(wave)
         for name, value in self._real().items():
-            value[:count] = named[name][wave.start]
+            torch.index_select(named[name], 0, wave.start, out=value[:count])
         for name in ("keys", "mu", "squared"):
             getattr(self.jobs, name)[:count] = getattr(wave, name)
         self.jobs.sizes.zero_()
