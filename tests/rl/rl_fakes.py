@@ -63,6 +63,7 @@ def view(round_num: int, visible: int = 5, clients: int = 12, dim: int = D) -> V
             "delta_sketch": torch.randn(visible, dim, generator=draw),
             "update_norm": torch.rand(visible, generator=draw),
             "train_loss": torch.rand(visible, generator=draw),
+            "loss": torch.rand(visible, generator=generator(9, "fake-loss", round_num)),
         },
         server={
             "global_sketch": torch.randn(dim, generator=draw),

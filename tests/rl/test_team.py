@@ -33,6 +33,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"q_clip": "tanh"},
     {"history_input": "changes"},
     {"q_clip": "clamp", "reset_on_gap": True},
+    {"turns": 1.0, "loss_lean": 2.0, "learn_start": 3},
 ]
 
 
@@ -58,13 +59,13 @@ class Readable:
 
     def play(self, shown: View, k: int) -> tuple[torch.Tensor, float | None]:
         glance, rule = self.agent.look(shown), self.one.config
-        scores, k, eps, draw = self.one.ask(shown, k, glance)
-        picked = pick(scores, k, eps, rule.exploration, rule.partial_random, draw)
+        scores, k, eps, draw, lean = self.one.ask(shown, k, glance)
+        picked = pick(scores, k, eps, rule.exploration, rule.partial_random, draw, lean)
         choice = self.one.choose(shown, k, glance, picked)
         self.one.remember(outcome(shown, choice.slots))
         td_loss = self.agent.learn(shown.round_num).td_loss
         if td_loss is not None:
-            self.one.turns.learnt(td_loss)
+            self.one.starts.learnt(td_loss)
         return choice.slots, td_loss
 
 

@@ -18,8 +18,8 @@ from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.explore import Ask, Picked, epsilon, pick_each
 from fedglimpse.rl.policy import read_policy
 from fedglimpse.rl.replay import Round
+from fedglimpse.rl.starts import Starts
 from fedglimpse.rl.team import Team
-from fedglimpse.rl.turns import Turns
 from fedglimpse.types import Choice, Method, Outcome, View
 
 ATTENTION_EVERY = 10  # rounds between records of the attention weights, which are many
@@ -51,7 +51,7 @@ class GlimpseSelector:
         self.config, self.needs, self.frozen = config, config.needs, config.frozen
         self.num_classes = num_classes
         self.step = 0  # rounds acted: the t of the epsilon schedule
-        self.turns = Turns(config.turns, config.loss)
+        self.starts = Starts(config.turns, config.loss_lean, config.loss)
         self.agent = Agent(
             config, sketch_dim=sketch_dim, num_classes=num_classes, seed=seed, device=device
         )
@@ -88,8 +88,10 @@ class GlimpseSelector:
         return GlimpseTeam(selectors)
 
     def ask(self, view: View, k: int, glance: Glance) -> Ask:
-        """Return what the picking needs: scores with everyone's turn, and how much to explore."""
-        return Ask(self.turns.scores(glance.scores, view.ids), k, self.epsilon, view.rng)
+        """Return what the picking needs: scores with everyone's start, and how to explore."""
+        lean = self.starts.lean(view.reports.get("loss"))
+        scores = self.starts.scores(glance.scores, view.ids, lean)
+        return Ask(scores, k, self.epsilon, view.rng, lean)
 
     def choose(self, view: View, k: int, glance: Glance, picked: Picked) -> Choice:
         """Make a choice of what was picked and keep what the feedback will need."""
@@ -122,7 +124,7 @@ class GlimpseSelector:
             metrics["attention_entropy"] = glance.entropy
         if not self.frozen:
             self.agent.replay.add(self._round(view, k, glance, outcome))
-        self.turns.chosen(outcome.selected)
+        self.starts.chosen(outcome.selected)
         self.step += 1
         self._pending = None
         return metrics
@@ -162,14 +164,14 @@ class GlimpseSelector:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue after a finished round."""
-        own = {"step": self.step, "frozen": self.frozen, "turns": self.turns.state_dict()}
+        own = {"step": self.step, "frozen": self.frozen, "starts": self.starts.state_dict()}
         return self.agent.state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         state = dict(state)
         self.step, self.frozen = state.pop("step"), state.pop("frozen")
-        self.turns.load_state_dict(state.pop("turns"))
+        self.starts.load_state_dict(state.pop("starts"))
         self.agent.load_state_dict(state)
 
 
@@ -207,7 +209,7 @@ class GlimpseTeam:
         lessons = self.team.learn(learns)
         for one, said, lesson in zip(self.selectors, metrics, lessons, strict=True):
             if said and lesson.td_loss is not None:
-                one.turns.learnt(lesson.td_loss)
+                one.starts.learnt(lesson.td_loss)
                 said["server_flops"] += lesson.flops
                 said["td_loss"] = lesson.td_loss
         return list(metrics)

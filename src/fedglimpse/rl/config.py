@@ -66,6 +66,7 @@ class AgentConfig:
     epsilon_min: float = 0.1
     partial_random: int = 2  # m: random picks of the partial rule
     turns: float = 0.0  # weight of how seldom a client was chosen, where Q is noise
+    loss_lean: float = 0.0  # weight of the loss at a client, exploring and where Q is noise
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -110,6 +111,7 @@ class AgentConfig:
     def needs(self) -> frozenset[str]:
         """What the selector must be shown, see `fedglimpse.needs`."""
         extra = {"proxy_histogram"} if self.aux_weight > 0 else set()
+        extra |= {"loss"} if self.loss_lean else set()
         return frozenset({*CLIENT_REPORTS[self.input], "global_sketch", "reward", *extra})
 
 
