@@ -77,6 +77,8 @@ IMPOSSIBLE = [
     ("local.lr=0", "local.lr=0"),
     ("local.lr=nan", "local.lr=nan"),
     ("local.lr=inf", "local.lr=inf"),
+    ("agent.lr=nan", "agent.lr=nan must be a finite number"),
+    ("agent.loss_lean=inf", "agent.loss_lean=inf must be a finite number"),
     ("seeds=[]", r"seeds=\[\] is empty"),
     ("seeds=[1,1]", "repeats a seed"),
     ("visibility.kind=mobil", "Did you mean 'mobile'"),

@@ -7,6 +7,7 @@ words. An unknown key is an error that names the nearest one.
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -119,6 +120,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is hint:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{name}={value} must be a finite number.")
         return value
     wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     raise UserError(f"{name}={value!r} must be {wanted[hint]}.")

@@ -252,7 +252,12 @@ def test_a_policy_loads_with_or_without_the_auxiliary_head() -> None:
         ({"input": "grads"}, "Did you mean 'grad'"),
         ({"heads": 3}, "agent.heads"),
         ({"history": 0}, "agent.history"),
-        ({"gamma": 1.0}, "agent.gamma"),
+        ({"gamma": 1.0}, r"agent.gamma is 1.0; it must lie in \[0, 1\)"),
+        ({"tau": 0.0}, r"agent.tau is 0.0; it must lie in \(0, 1\]"),
+        ({"epsilon_min": 1.5}, r"agent.epsilon_min is 1.5; it must lie in \[0, 1\]"),
+        ({"lr": 0.0}, "agent.lr is 0.0; it must be above 0"),
+        ({"weight_decay": -1.0}, "agent.weight_decay is -1.0; it must be >= 0"),
+        ({"loss_lean": -1.0}, "agent.loss_lean is -1.0; it must be >= 0"),
         ({"buffer": 8}, "agent.buffer"),
     ],
 )

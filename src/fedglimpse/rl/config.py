@@ -83,8 +83,13 @@ class AgentConfig:
             raise UserError(
                 f"agent.heads is {self.heads}, which does not divide agent.d_token {self.d_token}."
             )
-        if not 0.0 <= self.gamma < 1.0:
-            raise UserError(f"agent.gamma is {self.gamma}; it must lie in [0, 1).")
+        for name, (zero, one) in SHARES.items():
+            value = getattr(self, name)
+            if not (0 <= value <= 1) or (value == 0 and not zero) or (value == 1 and not one):
+                ends = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
+                raise UserError(f"agent.{name} is {value}; it must lie in {ends}.")
+        if not self.lr > 0:
+            raise UserError(f"agent.lr is {self.lr}; it must be above 0.")
         if self.buffer <= self.n_step + self.history:
             raise UserError(
                 f"agent.buffer is {self.buffer}; it must exceed agent.n_step + agent.history = "
@@ -134,7 +139,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "exploration": ("all", "partial"),
 }
 
-LEAST: dict[str, int] = {  # smallest allowed value of the integer settings
+LEAST: dict[str, float] = {  # smallest allowed values
     "history": 1,
     "heads": 1,
     "d_token": 1,
@@ -145,6 +150,18 @@ LEAST: dict[str, int] = {  # smallest allowed value of the integer settings
     "updates_per_round": 0,
     "learn_start": 1,
     "partial_random": 1,
+    "weight_decay": 0,
+    "grad_clip": 0,
+    "aux_weight": 0,
+    "epsilon_decay": 0,
+    "turns": 0,
+    "loss_lean": 0,
+}
+
+SHARES: dict[str, tuple[bool, bool]] = {  # numbers from 0 to 1: may they be 0, may they be 1?
+    "gamma": (True, False),
+    "tau": (False, True),
+    "epsilon_min": (True, True),
 }
 
 ARCHITECTURE: tuple[str, ...] = (  # a policy fits only an agent that agrees on all of these
