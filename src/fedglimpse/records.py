@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,20 @@ def writing(path: Path) -> Iterator[None]:
             f"Could not write to {path} ({reason}): make room or mend access, then continue with "
             "--resume."
         ) from error
+
+
+def run_identity(config: Mapping[str, Any]) -> str:
+    """Return everything that the results of a run depend on, as one string.
+
+    Args:
+        config: every dotted key; one that was not there yet when it was stored has its default.
+    """
+    kept = {
+        key: value
+        for key, value in {**Config().flat(), **config}.items()
+        if not key.startswith(FREE_TO_CHANGE)
+    }
+    return json.dumps(kept, sort_keys=True)
 
 
 def environment() -> dict[str, Any]:

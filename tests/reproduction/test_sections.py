@@ -45,6 +45,7 @@ visibility.kind = "random"
 visibility.p = 0.3
 [[settings]]
 name = "digits, later"
+data.partition = "label_skew"
 """
 NAMES = ("table1", "recipe_adam", "presets", "fig6_history", "fig7_selection", "fig8_identity",
          "components")  # fmt: skip
@@ -186,6 +187,30 @@ def test_parts_in_several_files_are_put_together(tmp_path: Path) -> None:
     write_study(only({1, 2, 3, 4}), tmp_path / "results" / "table1" / "study-more.json.gz")
     stored = Shelf(tmp_path).study("table1")
     assert stored.study.cells == played("table1", table_holds).cells
+
+
+def test_runs_of_other_studies_are_not_missing(tmp_path: Path) -> None:
+    lender = played("table1", lambda c, k: table_holds(c, k) if c.seed == 1 else None)
+    store(lender, tmp_path, "table1")
+    whole = played("fig8_identity", WORLDS["fig8_identity"][0])
+    own = [c for c in whole.cells if c.variant == "without identity"]
+    stored = store(dataclasses.replace(whole, cells=own), tmp_path, "fig8_identity")
+    lent = [c for c in stored.study.cells if c.state == "finished" and c not in own]
+    assert {(c.variant, c.seed) for c in lent} == {("fedavg-window", 1), ("identity table", 1)}
+    assert stored.lenders == {"table1": len(lent)} == {"table1": 8}
+    theirs = {(c.setting, c.variant): c.facts for c in lender.cells if c.facts is not None}
+    assert all(
+        c.facts == theirs[c.setting, c.variant.replace("identity table", "glimpse")] for c in lent
+    )
+    assert "not played twice: 8 of `table1`." in section(stored)
+
+
+def test_a_run_of_its_own_comes_before_another_studys(tmp_path: Path) -> None:
+    store(played("table1", table_holds), tmp_path, "table1")
+    study = played("fig8_identity", WORLDS["fig8_identity"][0])
+    stored = store(study, tmp_path, "fig8_identity")
+    assert stored.study.cells == study.cells
+    assert not stored.lenders
 
 
 def test_failures_are_counted_with_their_reason(tmp_path: Path) -> None:

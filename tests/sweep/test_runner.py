@@ -18,6 +18,8 @@ from fedglimpse import experiment, records
 from fedglimpse.commands.sweep import sweep
 from fedglimpse.config import Config
 from fedglimpse.errors import UserError
+from fedglimpse.records import run_identity
+from fedglimpse.study import load_study, write_study
 from fedglimpse.sweep import local, runner
 from fedglimpse.sweep.plan import Plan, read_plan
 from fedglimpse.sweep.runner import How, run_sweep
@@ -242,6 +244,32 @@ def test_finished_cells_of_another_sweep_are_taken_over(
     assert taken == theirs["digits-mobile--fedavg--s1"]
 
 
+@pytest.mark.parametrize("stored", [True, False], ids=["study file", "sweep folder"])
+def test_runs_that_a_study_has_are_left_out(
+    stored: bool, whole: Path, tmp_path: Path, packs: list[list[str]]
+) -> None:
+    source = whole
+    if stored:
+        source = tmp_path / "study.json.gz"
+        write_study(load_study(whole), source)
+    text = SMALL.replace("digits, mobile", "another name").replace('"glimpse"]', '"fedprox"]')
+    plan = read_plan(write(tmp_path, text))
+    ended = run_sweep(plan, tmp_path / "o", How(without=[source], quiet=True))
+    assert (ended.left_out, ended.done, ended.left) == (4, 4, 0)
+    assert {name.split("--")[1] for pack in packs for name in pack} == {"fedprox"}
+    same = read_plan(write(tmp_path, SMALL))
+    ended = run_sweep(same, tmp_path / "nothing", How(without=[source], quiet=True))
+    assert (ended.left_out, ended.done, ended.left) == (8, 0, 0)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_run_stored_before_a_key_was_there_has_its_default() -> None:
+    config = Config().flat()
+    older = {k: v for k, v in config.items() if k != "agent.loss_lean"}
+    assert run_identity(older) == run_identity(config | {"engine.precision": "bf16"})
+    assert run_identity(older) != run_identity(config | {"agent.loss_lean": 1.0})
+
+
 def test_other_packs_give_nearly_the_same_figures(whole: Path, plan: Plan, tmp_path: Path) -> None:
     run_sweep(plan, tmp_path / "o", How(lanes=3, quiet=True))
     mine, theirs = results(tmp_path / "o"), results(whole)
@@ -261,6 +289,7 @@ def test_other_packs_give_nearly_the_same_figures(whole: Path, plan: Plan, tmp_p
         (["FILE", "--engine", "slurm"], "--engine slurm"),
         (["FILE", "--only", "sede=1"], "Did you mean 'seed'"),
         (["FILE", "--set", "rounds=3"], "--set rounds"),
+        (["FILE", "--without", "no_such_study"], "no_such_study holds no results"),
     ],
 )
 def test_mistakes_on_the_command_line_write_nothing(

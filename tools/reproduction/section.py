@@ -22,11 +22,17 @@ def section(stored: Stored) -> str:
             accuracy.legend(stored.results),
             pooled(stored),
             departures if stored.departures else "",
+            _lent(stored),
             *(_setting(stored, setting) for setting in study.settings),
             costs.legend(),
             not_finished(stored.name, study),
         ]
     )
+
+
+def _lent(stored: Stored) -> str:
+    runs = [f"{count} of `{name}`" for name, count in sorted(stored.lenders.items())]
+    return f"Runs that another study has are not played twice: {', '.join(runs)}." if runs else ""
 
 
 def _setting(stored: Stored, setting: str) -> str:

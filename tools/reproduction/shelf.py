@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedglimpse.config import Config
-from fedglimpse.records import FREE_TO_CHANGE
+from fedglimpse.records import FREE_TO_CHANGE, run_identity
 from fedglimpse.report.analysis import Results, analyse
 from fedglimpse.report.published import read_paper
 from fedglimpse.study import Cell, Study, load_study
@@ -25,6 +26,7 @@ class Stored:
     name: str
     study: Study  # a planned cell that was not begun is `missing`, with its configuration
     departures: tuple[str, ...]  # keys in which runs are not what the file says now
+    lenders: Mapping[str, int] = field(default_factory=dict)  # study -> how many runs are its own
 
     @property
     def begun(self) -> bool:
@@ -43,7 +45,10 @@ class Stored:
 
 
 class Shelf:
-    """Reads studies below one folder, each of them once."""
+    """Reads studies below one folder, each of them once.
+
+    A run that a study has not finished, but another one has, is taken from there.
+    """
 
     def __init__(self, root: Path) -> None:
         """Name the folder that holds `experiments/` and `results/`."""
@@ -59,14 +64,40 @@ class Shelf:
         """Return a file of published figures or claims, such as `paper_table1`."""
         return read_paper(self.root / "experiments" / f"{name}.toml")
 
+    @cached_property
+    def _runs(self) -> dict[str, tuple[str, Cell]]:
+        """The finished runs of all studies, each with the study that has it."""
+        return {
+            run_identity(cell.config): (name, cell)
+            for name, cells in self._cells.items()
+            for cell in cells.values()
+            if cell.state == "finished"
+        }
+
+    @cached_property
+    def _cells(self) -> dict[str, dict[tuple[str, str, int], Cell]]:
+        """The cells of every study of `experiments/` that has results, all its parts together."""
+        names = sorted(path.stem for path in (self.root / "experiments").glob("*.toml"))
+        folders = {name: self.root / "results" / name for name in names}
+        return {
+            name: {_name(cell): cell for cell in load_study(folder).cells}
+            for name, folder in folders.items()
+            if list(folder.glob("study*.json.gz"))
+        }
+
     def _join(self, name: str) -> Stored:
         plan = read_plan(self.root / "experiments" / f"{name}.toml")
-        there = _run_cells(self.root / "results" / name)
+        there = dict(self._cells.get(name, {}))
         configs = {key: _plain(config) for key, config in configs_of(plan.cells, {}).items()}
-        cells, departures = [], dict[str, None]()
+        cells, departures, lenders = [], dict[str, None](), Counter[str]()
         for planned in plan.cells:
             key, config = _name(planned), configs[planned.id]
             cell = there.pop(key, None) or Cell(planned.id, *key, state="missing")
+            if cell.state != "finished" and (lent := self._runs.get(run_identity(config))):
+                lenders[lent[0]] += 1
+                cell = dataclasses.replace(
+                    lent[1], id=planned.id, setting=planned.setting, variant=planned.variant
+                )
             departures |= dict.fromkeys(_departures(cell.config, config))
             cells.append(cell if cell.config else dataclasses.replace(cell, config=config))
         study = Study(
@@ -78,14 +109,7 @@ class Shelf:
             cells=[*cells, *there.values()],
             source=f"results/{name}",
         )
-        return Stored(name, study, tuple(departures))
-
-
-def _run_cells(folder: Path) -> dict[tuple[str, str, int], Cell]:
-    """Return the cells of all parts of a study that a folder holds, if any."""
-    if not list(folder.glob("study*.json.gz")):
-        return {}
-    return {_name(cell): cell for cell in load_study(folder).cells}
+        return Stored(name, study, tuple(departures), lenders)
 
 
 def _name(cell: Any) -> tuple[str, str, int]:

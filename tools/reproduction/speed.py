@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
-from fedglimpse.records import FREE_TO_CHANGE
+from fedglimpse.records import run_identity
 from fedglimpse.study import Cell
 from reproduction.markdown import table
 from reproduction.shelf import Stored
@@ -30,9 +29,8 @@ def _device(cell: Cell) -> str:
 
 
 def _run(cell: Cell) -> tuple[str, int, float]:
-    kept = {k: v for k, v in cell.config.items() if not k.startswith(FREE_TO_CHANGE)}
     seconds = cell.facts.seconds if cell.facts is not None else 0.0
-    return json.dumps(kept, sort_keys=True), cell.seed, seconds
+    return run_identity(cell.config), cell.seed, seconds
 
 
 def speed(studies: Sequence[Stored]) -> str:

@@ -36,6 +36,10 @@ def sweep(
     reuse: Annotated[
         list[Path] | None, typer.Option(help="Take finished cells from that sweep's folder too.")
     ] = None,
+    without: Annotated[
+        list[Path] | None,
+        typer.Option(help="Leave out runs that this stored study or sweep has finished."),
+    ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try cells again that failed before.")
     ] = False,
@@ -61,6 +65,7 @@ def sweep(
         lanes=read_lanes(lanes),
         extra=parse_words(settings or ()),
         reuse=reuse or (),
+        without=without or (),
         retry_failed=retry_failed,
         quiet=quiet,
     )
@@ -93,6 +98,8 @@ def tell(ended: Ended, folder: Path) -> None:
     """Say how far it came; ends with code 1 where cells failed, 130 where it was interrupted."""
     if ended.reused:
         typer.echo(f"{ended.reused} cells were taken from other sweeps")
+    if ended.left_out:
+        typer.echo(f"{ended.left_out} cells were left out: other studies have their runs")
     typer.echo(f"{ended.done} cells done, {ended.left} left, {len(ended.failed)} failed: {folder}")
     for cell, reason in list(ended.failed.items())[:SHOWN_FAILURES]:
         typer.echo(f"failed: {cell}: {reason}", err=True)

@@ -1,4 +1,8 @@
-"""Taking finished cells from other sweeps, where the very same run was asked for."""
+"""Runs that are there already: taken over from other sweeps, or left out of this one.
+
+Two cells are the same run where everything that results depend on is the same, whatever their
+settings and variants are called.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedglimpse.config import Config
 from fedglimpse.errors import UserError
-from fedglimpse.records import FREE_TO_CHANGE, stored_config
+from fedglimpse.records import run_identity, stored_config
+from fedglimpse.study import load_study
 from fedglimpse.sweep.folder import FORMAT, SweepFolder
 from fedglimpse.sweep.plan import Cell
 from fedglimpse.version import VERSION
@@ -39,10 +43,10 @@ def take_over(
     finished: dict[str, Path] = {}
     for source in sources:
         for path in sorted((source / "cells").glob("*/summary.json")):
-            finished[_identity(stored_config(path.parent))] = path.parent
+            finished[run_identity(stored_config(path.parent).flat())] = path.parent
     taken = 0
     for cell in cells:
-        source_cell = finished.get(_identity(configs[cell.id]))
+        source_cell = finished.get(run_identity(configs[cell.id].flat()))
         if source_cell is not None and folder.state(cell) == "new":
             _copy(source_cell, folder.of(cell))
             taken += 1
@@ -60,9 +64,20 @@ def _copy(source: Path, target: Path) -> None:
             part.replace(target / path.name)
 
 
-def _identity(config: Config) -> str:
-    """Return everything that results depend on, as one string."""
-    kept: dict[str, Any] = {
-        k: v for k, v in config.flat().items() if not k.startswith(FREE_TO_CHANGE)
+def not_in(
+    cells: Sequence[Cell], configs: Mapping[str, Config], studies: Sequence[Path]
+) -> list[Cell]:
+    """Return the cells whose runs none of these studies holds finished.
+
+    Args:
+        cells: of this sweep.
+        configs: of each cell, by id.
+        studies: stored studies, folders of their parts, or folders of sweeps.
+    """
+    there = {
+        run_identity(cell.config)
+        for path in studies
+        for cell in load_study(path).cells
+        if cell.state == "finished"
     }
-    return json.dumps(kept, sort_keys=True)
+    return [cell for cell in cells if run_identity(configs[cell.id].flat()) not in there]

@@ -19,7 +19,7 @@ from fedglimpse.sweep.lock import locked
 from fedglimpse.sweep.packs import begun_first, make_packs, wanted
 from fedglimpse.sweep.plan import Cell, Plan, configs_of
 from fedglimpse.sweep.progress import SweepProgress, Tally, Work
-from fedglimpse.sweep.reuse import check_source, take_over
+from fedglimpse.sweep.reuse import check_source, not_in, take_over
 from fedglimpse.sweep.stop import Stop, on_signals
 from fedglimpse.validate import pick_device
 
@@ -40,6 +40,7 @@ class How:
     lanes: int | None = None  # most cells in a pack; None: what suits the device
     extra: Mapping[str, Any] = field(default_factory=dict)  # engine.*, checkpoint.*, log.*
     reuse: Sequence[Path] = ()  # folders of other sweeps to take finished cells from
+    without: Sequence[Path] = ()  # studies whose finished runs are not to be played again
     retry_failed: bool = False
     quiet: bool = False
 
@@ -52,6 +53,7 @@ class Ended:
     left: int
     failed: Mapping[str, str]  # cell -> reason
     reused: int
+    left_out: int  # runs that another study has
     interrupted: bool  # by a signal
 
 
@@ -78,6 +80,10 @@ def run_sweep(plan: Plan, out: Path, how: How | None = None, play: Play = local.
     cells = [cell for cell in plan.cells if fits(cell, configs[cell.id])]
     if not cells:
         raise UserError(f"--only {' '.join(how.only)} leaves no cell of the sweep: ask for less.")
+    asked = len(cells)
+    cells = not_in(cells, configs, how.without)
+    if not cells:
+        return Ended(0, 0, {}, reused=0, left_out=asked, interrupted=False)
     if play is local.play:
         _check_machine([configs[cell.id] for cell in folder.left(cells)])
     packs = make_packs(cells, configs, how.lanes)
@@ -98,6 +104,7 @@ def run_sweep(plan: Plan, out: Path, how: How | None = None, play: Play = local.
         left=len(folder.left(cells)),
         failed={c.id: folder.reason(c) for c in cells if folder.state(c) == "failed"},
         reused=reused,
+        left_out=asked - len(cells),
         interrupted=stop.asked,
     )
 
