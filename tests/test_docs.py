@@ -27,6 +27,13 @@ def test_pictures_are_current(name: str) -> None:
     assert (ROOT / name).read_text() == update_docs.FIGURES[name](), "run tools/update_docs.py"
 
 
+@pytest.mark.parametrize("name", update_docs.REPORTS)
+def test_reports_are_of_the_results_and_small(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert text.endswith(update_docs.mark_of(update_docs.REPORTS[name])), "run tools/update_docs.py"
+    assert len(text.encode()) < 5e6
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

@@ -5,6 +5,8 @@ A generated table stands between `<!-- name:begin -->` and `<!-- name:end -->`.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import re
 import sys
@@ -13,6 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from fedglimpse.needs import CATALOGUE, Need, Sizes
+from fedglimpse.report.analysis import analyse
+from fedglimpse.report.page import page
+from fedglimpse.study import load_study
 from reproduction.claims import claims_table, rules_list
 from reproduction.curves import curves
 from reproduction.diagnosis import diagnosis
@@ -189,9 +194,23 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
 }
 
 
+REPORTS = {"docs/reports/table1.html": "table1"}  # whole pages of `fedglimpse report`
 FIGURES: dict[str, Callable[[], str]] = {
     "docs/figures/table1.svg": lambda: curves(SHELF.study("table1")),
 }
+
+
+def mark_of(name: str) -> str:
+    """Return a comment that says which results a report was made from."""
+    parts = sorted((ROOT / "results" / name).glob("study*.json.gz"))
+    digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
+    return f"<!-- results/{name} {digest} -->\n"
+
+
+def report_of(name: str) -> str:
+    """Return the page of a study in results/<name>."""
+    study = load_study(ROOT / "results" / name)
+    return page(analyse(dataclasses.replace(study, source=f"results/{name}"))) + mark_of(name)
 
 
 def measured() -> dict[str, str]:
@@ -201,12 +220,12 @@ def measured() -> dict[str, str]:
     return {row[0].removesuffix(" (oracle)"): row[1] for row in cells}
 
 
-def with_figures(page: Path) -> str:
+def with_figures(path: Path) -> str:
     """Return a method's page with the figures of results/all-digits in its last section."""
     figures = measured()
-    text, heading, last = page.read_text().partition("## Measured\n")
+    text, heading, last = path.read_text().partition("## Measured\n")
     number = r"[\d.]+ ± [\d.]+(?= %)"
-    last = re.sub(rf"(?<=accuracy \*\*){number}", figures.get(page.stem, ""), last, count=1)
+    last = re.sub(rf"(?<=accuracy \*\*){number}", figures.get(path.stem, ""), last, count=1)
     said = rf"(`method=(fedavg|fedavg-window)`(?:, which gives| gives|) ){number}"
     last = re.sub(said, lambda m: m[1] + figures[m[2]], last)
     return text + heading + last
@@ -217,8 +236,8 @@ PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 
 def updated(name: str) -> tuple[Path, str]:
     """Return a page and what it should say."""
-    page, make = TABLES[name]
-    path = ROOT / page
+    place, make = TABLES[name]
+    path = ROOT / place
     before, begin, rest = path.read_text().partition(f"<!-- {name}:begin -->")
     _, end, after = rest.partition(f"<!-- {name}:end -->")
     return path, f"{before}{begin}\n{make()}\n{end}{after}"
@@ -242,12 +261,20 @@ def main() -> None:
             if "--check" not in sys.argv:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
-    for page in PAGES:
-        if page.read_text() != with_figures(page):
+    for name, study in REPORTS.items():
+        path = ROOT / name
+        if not path.exists() or not path.read_text().endswith(mark_of(study)):
             stale += 1
-            print(f"{page}: measured figures are stale")
+            print(f"{path}: the report is stale")
             if "--check" not in sys.argv:
-                page.write_text(with_figures(page))
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(report_of(study))
+    for path in PAGES:
+        if path.read_text() != with_figures(path):
+            stale += 1
+            print(f"{path}: measured figures are stale")
+            if "--check" not in sys.argv:
+                path.write_text(with_figures(path))
     sys.exit(stale if "--check" in sys.argv else 0)
 
 
