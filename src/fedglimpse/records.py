@@ -27,7 +27,7 @@ from fedglimpse.configure import build, read_toml
 from fedglimpse.errors import UserError
 from fedglimpse.version import VERSION
 
-FORMAT = 2  # of the checkpoint; raised when an old one can no longer be read
+FORMAT = 3  # of the checkpoint; raised when an old one can no longer be read
 FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.")  # keys that may differ when a run is resumed
 
 

@@ -10,7 +10,7 @@ Letters used for shapes everywhere in this package:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -46,6 +46,16 @@ class Choice:
     slots: Tensor  # [K] positions in view.ids, distinct, int64
     weights: Tensor | None = None  # [K] coefficients on deltas; None -> sizes / sum of sizes
     info: Mapping[str, Any] = field(default_factory=dict)  # recorded as it is
+    shares: bool = False  # weights are shares: where an update fails, the others get its part
+
+    def weights_at(self, places: Sequence[int]) -> Tensor | None:
+        """Return the weights of those whose updates can be used `[n]`, by their places in K."""
+        if self.weights is None:
+            return None
+        kept = self.weights[list(places)].double()
+        if not self.shares or len(kept) == len(self.weights) or not kept.sum() > 0:
+            return kept
+        return kept * (self.weights.double().sum() / kept.sum())
 
 
 @dataclass(frozen=True)

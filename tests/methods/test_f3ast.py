@@ -114,3 +114,15 @@ def test_presets_and_options() -> None:
         fakes.build("f3ast", options__beta=1.5)
     with pytest.raises(UserError, match=r"Did you mean 'beta'"):
         fakes.build("f3ast", options__bet=0.5)
+
+
+def test_ties_are_ties_whatever_the_sizes() -> None:
+    sizes = torch.randint(281, 410, (21,), generator=torch.Generator().manual_seed(0))
+    counts = torch.zeros(21)
+    for seed in range(400):
+        selector = RateTracker(sizes, 5, Options())
+        for round_num in range(2):  # the second among those that were not chosen in the first
+            seen = fakes.view(ids=range(21), sizes=sizes, round_num=round_num, seed=seed)
+            counts[selector.select(seen, 5).slots] += 1
+    expected = 2 * 400 * 5 / 21
+    assert ((counts - expected).abs() < 5 * expected**0.5).all(), counts

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import fakes
+from fedglimpse.builder import Parts
 from fedglimpse.experiment import run
+from fedglimpse.layout import Layout
 
 
 def test_the_last_model_is_the_next_global_model() -> None:
@@ -46,3 +48,13 @@ def test_snakes_objective() -> None:
     )  # fmt: skip
     snake = fakes.build("snake").objective
     assert (snake.distill, snake.temperature, snake.block_cycle) == (0.5, 2.0, True)
+
+
+def test_snake_trains_every_block_however_few_are_visible() -> None:
+    few = {"visibility.cluster_size": 1, "selection.k": 4, "rounds": 8}
+    done = run({"method": "snake", "data.name": "digits", **few})
+    assert done.world.lanes[0].visits == 8
+    model = Parts.of(done.config).model(0)
+    layout = Layout.of(model)
+    before, after = layout.unpack(layout.read(model)), layout.unpack(done.world.states[0])
+    assert not [e.name for e in layout.params if torch.equal(before[e.name], after[e.name])]

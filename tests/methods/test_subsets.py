@@ -14,6 +14,7 @@ from fedglimpse.methods.oracle_balance import evenness
 from fedglimpse.methods.subsets import (
     EXACT_LIMIT,
     Value,
+    all_subsets,
     best_subset,
     exact_subset,
     greedy_subset,
@@ -80,6 +81,14 @@ def test_small_sets_are_taken_whole() -> None:
     for num in (1, 3):
         slots = best_subset(lambda s: torch.zeros(len(s)), num, 5, draw())
         assert slots.tolist() == list(range(num))
+
+
+@pytest.mark.parametrize(("num", "k"), [(10, 9), (10, 10), (20, 20), (100, 99), (4, 2)])
+def test_all_subsets_of_nearly_all_are_few(num: int, k: int) -> None:
+    subsets = all_subsets(num, k)
+    assert subsets.shape == (math.comb(num, k), k)
+    assert len({tuple(row) for row in subsets.tolist()}) == len(subsets)
+    assert (subsets.diff(dim=1) > 0).all()
 
 
 def test_ties_are_drawn_and_rounding_makes_no_difference() -> None:

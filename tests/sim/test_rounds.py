@@ -170,7 +170,7 @@ class TestJobs:
             return [
                 small.lane(method([3, 0, 2], proximal_mu=0.5, proximal_squared=False), seed=0),
                 small.lane(Method(small.Fixed([1]), Own(), LocalObjective(distill=0.5)), seed=1),
-                small.lane(method([4, 3], block_cycle=True), seed=2, round_num=7),
+                small.lane(method([4, 3], block_cycle=True), seed=2, round_num=7, visits=21),
             ]
 
         def asked(some: list[small.Lane]) -> list[tuple[Any, ...]]:

@@ -103,7 +103,7 @@ class Desk:
             start = self._starts[client]
             if start.data_ptr() not in packed:
                 packed[start.data_ptr()] = wire.packed(start)
-            visit = self.sheet.round_num * config.selection.k + first + place
+            visit = fed.visits + first + place
             own: dict[str, wire.Plain] = {"client": client, "visit": visit}
             state = packed[start.data_ptr()]
             requests[client] = wire.request({**common, **own}, {"state": state, **arrays})

@@ -88,6 +88,7 @@ class Federation:
     reward: Reward
     visibility: Visibility
     told: Mapping[str, Any] = field(default_factory=dict)  # the user's own settings for clients
+    visits: int = 0  # clients that were asked to train after a choice
 
     @staticmethod
     def build(
@@ -167,6 +168,7 @@ class Federation:
         """Everything needed to continue between two rounds."""
         return {
             "state": self.state.clone(),
+            "visits": self.visits,
             "selector": self.method.selector.state_dict(),
             "aggregator": self.method.aggregator.state_dict(),
             "reward": self.reward.state_dict(),
@@ -174,7 +176,7 @@ class Federation:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from `saved`."""
-        self.state = saved["state"].clone()
+        self.state, self.visits = saved["state"].clone(), saved["visits"]
         self.method.selector.load_state_dict(saved["selector"])
         self.method.aggregator.load_state_dict(saved["aggregator"])
         self.reward.load_state_dict(saved["reward"])

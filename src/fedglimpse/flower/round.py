@@ -107,14 +107,16 @@ class Round:
     def _train(self, ids: list[int]) -> dict[int, Upload]:
         """Let the chosen train and upload, together or each from the result of the last."""
         fed, after = self.fed, self.fed.plan.after
-        if fed.method.schedule == "parallel":
-            return self.desk.ask_updates(ids, after)
         uploads: dict[int, Upload] = {}
-        head = fed.state
-        for place, client in enumerate(ids):
-            one = self.desk.ask_updates([client], after, head, place)
-            uploads |= one
-            head = one[client].state if one else head
+        if fed.method.schedule == "parallel":
+            uploads = self.desk.ask_updates(ids, after)
+        else:
+            head = fed.state
+            for place, client in enumerate(ids):
+                one = self.desk.ask_updates([client], after, head, place)
+                uploads |= one
+                head = one[client].state if one else head
+        fed.visits += len(ids)
         return uploads
 
     def _next_best(self, view: View, tried: set[int], count: int) -> list[int]:
@@ -140,8 +142,8 @@ class Round:
         uploads = [upload for *_, upload in found]
         ids = torch.tensor(clients, dtype=torch.long)  # [K]
         sizes = fed.sizes[ids]
-        given = choice.weights
-        weights = sizes.double() / sizes.sum() if given is None else given[places].double()
+        given = choice.weights_at(places)
+        weights = sizes.double() / sizes.sum() if given is None else given
         reports = self._reports_after(ids, uploads)
         if found:
             starts = torch.stack([up.start for up in uploads])  # [K, d]

@@ -95,7 +95,7 @@ class UniformRandom(Stateless):
     def select(self, view: View, k: int) -> Choice:
         """Draw from the round's generator."""
         slots = random_slots(view, k)
-        return Choice(slots, weights_of(self.weights, slots))
+        return Choice(slots, weights_of(self.weights, slots), shares=True)
 
 
 def require(ok: bool, option: str, value: object, wanted: str) -> None:
@@ -122,7 +122,11 @@ def random_slots(view: View, k: int) -> Tensor:
 
 
 def top_slots(scores: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Return the min(k, V) best slots, best first; ties are broken at random, not by index."""
+    """Return the min(k, V) best slots, best first; ties are broken at random, not by index.
+
+    A score that is not a number is the worst.
+    """
     drawn = torch.randperm(scores.shape[0], generator=generator).numpy()[::-1]
-    worst_first = np.argsort(scores.detach().cpu().double().numpy()[drawn], kind="stable")
+    values = scores.detach().cpu().double().numpy()[drawn]
+    worst_first = np.argsort(np.where(np.isnan(values), -np.inf, values), kind="stable")
     return torch.from_numpy(drawn[worst_first[::-1][:k]])  # of equal ones, the first drawn first

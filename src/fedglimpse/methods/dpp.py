@@ -16,6 +16,7 @@ from torch import Tensor
 from fedglimpse.aggregate import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
 from fedglimpse.methods.subsets import Value, greedy_subset
+from fedglimpse.rl.observation import finite
 from fedglimpse.types import Choice, Method, View
 
 RIDGE = 1e-6  # on the diagonal: two equal updates leave the determinant above zero
@@ -40,7 +41,7 @@ class Diverse(Stateless):
 
     def select(self, view: View, k: int) -> Choice:
         """Add the client that widens the volume most, k times."""
-        value = log_volume(view.reports["delta_sketch"])
+        value = log_volume(finite(view.reports["delta_sketch"]))
         k = min(k, view.num_visible)
         return Choice(greedy_subset(value, view.num_visible, k, view.rng))
 

@@ -38,7 +38,7 @@ class Everyone(Stateless):
     def select(self, view: View, k: int) -> Choice:
         """Take every slot, whatever `k`."""
         slots = torch.arange(view.num_visible)
-        return Choice(slots, weights_of(self.weights, slots))
+        return Choice(slots, weights_of(self.weights, slots), shares=True)
 
 
 def build(setting: Setting) -> Method:

@@ -23,6 +23,7 @@ from fedglimpse.methods.base import MethodInfo, Setting, Stateless, one_of, requ
 from fedglimpse.types import Choice, Method, Outcome, View
 
 LEAST_RATE = 1e-6
+RESOLUTION = 1e9  # p / r that differ by less than a part in so many are equal, up to rounding
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,17 @@ class RateTracker(Stateless):
     def select(self, view: View, k: int) -> Choice:
         """Choose by p^2 / r^2; the rates of all N clients move, also of those out of sight."""
         share, before = self.share[view.ids], self.rates[view.ids].clamp(min=LEAST_RATE)  # [V]
-        slots = top_slots((share / before) ** 2, k, view.rng)
+        slots = top_slots((share / before).log().mul(RESOLUTION).round(), k, view.rng)
         self.rates = self.rates * (1 - self.options.beta)
         self.rates[view.ids[slots]] += self.options.beta
         rates = before if self.options.rate == "before" else self.rates[view.ids]
         weights = share[slots] / rates[slots]
         if self.options.clip:
             weights = weights.clamp(max=self.options.clip / k)
-        if self.options.mode == "normalised":
+        shares = self.options.mode == "normalised"
+        if shares:
             weights = weights / weights.sum()
-        return Choice(slots, self.options.server_lr * weights)
+        return Choice(slots, self.options.server_lr * weights, shares=shares)
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
         """Report the sum of the weights: about 1 once the rates have settled."""

@@ -32,7 +32,13 @@ class Options:
 
 
 def attention(predictions: Tensor) -> Tensor:
-    """Return s_i `[V]` of class probabilities `[V, P, C]`."""
+    """Return s_i `[V]` of class probabilities `[V, P, C]`; 0 for those that are not finite."""
+    usable = predictions.isfinite().all(2).all(1)  # [V]
+    if not usable.all():
+        scores = torch.zeros(len(predictions), dtype=torch.float64)
+        if usable.any():
+            scores[usable] = attention(predictions[usable])
+        return scores
     if len(predictions) == 1:
         return torch.ones(1, dtype=torch.float64)
     own = predictions.double().clamp(min=1e-12)

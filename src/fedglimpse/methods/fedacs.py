@@ -48,7 +48,7 @@ class SimilarityAttention(Stateless):
         attention = torch.softmax(similarity.mean(1) / self.temperature, dim=0)  # [V]
         slots = top_slots(attention, k, view.rng)
         self.flops = similarity.numel() * self.num_params
-        return Choice(slots, attention[slots] / attention[slots].sum())
+        return Choice(slots, attention[slots] / attention[slots].sum(), shares=True)
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
         """Learn nothing; report the server's work."""

@@ -50,7 +50,17 @@ def variances(logits: Tensor, mode: str) -> Tensor:
 
 
 def consistency_weights(v: Tensor, sizes: Tensor, options: Options) -> Tensor:
-    """Return a_i `[K]`, summing to one, from variances and client sizes."""
+    """Return a_i `[K]`, summing to one, from variances and client sizes.
+
+    A variance that is not finite is of a model that diverged: it gets no weight beside others.
+    """
+    usable = v.isfinite()
+    if not usable.all():
+        weights = torch.zeros(len(v), dtype=torch.float64)
+        if not usable.any():
+            return sizes.double() / sizes.sum()
+        weights[usable] = consistency_weights(v[usable], sizes[usable], options)
+        return weights
     v = torch.maximum(v.double(), 0.01 * v.double().quantile(0.5)) + EPSILON
     if options.map == "softmax":
         return torch.softmax(sizes.double().log() - v / options.temperature, dim=0)

@@ -46,9 +46,9 @@ class Distances(WeightedDelta):
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
         fresh, cut = super().step(state, update), update.num_params
-        apart = (update.starts + update.deltas - fresh)[:, :cut].norm(dim=1)
-        relative = apart / fresh[:cut].norm().clamp_min(1e-12)
-        self.last = (update.round_num, relative.double().cpu())
+        apart = (update.starts + update.deltas - fresh)[:, :cut].double().norm(dim=1)
+        relative = apart / fresh[:cut].double().norm().clamp_min(1e-12)
+        self.last = (update.round_num, relative.cpu())
         return fresh
 
 

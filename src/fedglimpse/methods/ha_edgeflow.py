@@ -53,7 +53,7 @@ class NearestGradient(Stateless):
         if self.options.divisor:
             k = max(1, view.num_visible // self.options.divisor)
         slots = top_slots(-view.reports[self.report], k, view.rng)
-        return Choice(slots, weights_of(self.options.weights, slots))
+        return Choice(slots, weights_of(self.options.weights, slots), shares=True)
 
 
 def build(setting: Setting) -> Method:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedglimpse.aggregate import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
 from fedglimpse.methods.subsets import Value, best_subset
+from fedglimpse.rl.observation import finite
 from fedglimpse.types import Choice, Method, View
 
 
@@ -43,7 +44,7 @@ class Herd(Stateless):
 
     def select(self, view: View, k: int) -> Choice:
         """Search for the nearest mean."""
-        value = nearness(view.reports["delta_sketch"], view.sizes)
+        value = nearness(finite(view.reports["delta_sketch"]), view.sizes)
         return Choice(best_subset(value, view.num_visible, k, view.rng))
 
 

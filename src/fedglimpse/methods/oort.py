@@ -71,10 +71,11 @@ class Oort(Stateless):
         return Choice(torch.cat([slots, rest[~torch.isin(rest, slots)]])[:k])
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
-        """Remember utilities."""
+        """Remember utilities; a loss that is not finite says nothing."""
         losses = outcome.reports["rms_loss"].double()  # [K]
-        self.utility[outcome.selected] = self.sizes[outcome.selected] * losses
-        self.last[outcome.selected] = outcome.round_num + 1.0
+        ids, losses = outcome.selected[losses.isfinite()], losses[losses.isfinite()]
+        self.utility[ids] = self.sizes[ids] * losses
+        self.last[ids] = outcome.round_num + 1.0
         return {"tried": float((~self.utility.isnan()).sum())}
 
     def state_dict(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class HighestLoss(Stateless):
         asked = min(max(self.options.candidates or 2 * k, k), view.num_visible)
         drawn = torch.multinomial(view.sizes.double(), asked, generator=view.rng)  # [m] slots
         slots = drawn[top_slots(view.reports["loss"][drawn], k, view.rng)]
-        return Choice(slots, weights_of(self.options.weights, slots))
+        return Choice(slots, weights_of(self.options.weights, slots), shares=True)
 
 
 def build(setting: Setting) -> Method:

@@ -6,6 +6,7 @@ oracle-balance) give the value of a whole subset and leave the search to this fi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -41,7 +42,8 @@ def exact_subset(value: Value, num: int, k: int, generator: torch.Generator) -> 
 @lru_cache(maxsize=64)
 def all_subsets(num: int, k: int) -> Tensor:
     """Return all subsets of `k` slots out of `num`, to read `[B, K]`; kept, for it takes long."""
-    return torch.combinations(torch.arange(num), k)
+    subsets = list(itertools.combinations(range(num), k))  # torch's own makes room for num ** k
+    return torch.tensor(subsets, dtype=torch.long).view(len(subsets), k)
 
 
 def near_best_subset(value: Value, num: int, k: int, generator: torch.Generator) -> Tensor:

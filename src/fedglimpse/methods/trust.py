@@ -20,7 +20,11 @@ FEATURES = 5  # of a client, see `Trust.features`
 
 
 def directions(deltas: Tensor, model: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return 1 - cosine to the summed updates, norms, and capped relative change `[K]` each."""
+    """Return 1 - cosine to the summed updates, norms, and capped relative change `[K]` each.
+
+    In float64: the square of a large update must not overflow.
+    """
+    deltas, model = deltas.double(), model.double()
     norms, total = deltas.norm(dim=1), deltas.sum(0)
     cosine = deltas @ total / (norms * total.norm()).clamp_min(1e-12)
     change = (norms / model.norm().clamp_min(1e-6)).clamp(max=1.0)
@@ -116,7 +120,7 @@ class Trust:
         """Judge the updates, act on every client and return the weights `[K]`."""
         ids, cut, now = update.ids, update.num_params, update.round_num
         apart, norms, change = (
-            part.double().cpu() for part in directions(update.deltas[:, :cut], state[:cut])
+            part.cpu() for part in directions(update.deltas[:, :cut], state[:cut])
         )
         anomaly = ((apart + unusual(norms, self.norms[ids]) + change) / 3).clamp(max=1.0)
         self.norms[ids] = torch.cat([self.norms[ids, 1:], norms[:, None]], dim=1)

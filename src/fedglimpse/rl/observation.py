@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fedglimpse.types import View
 
+LARGEST = 1e6  # of a feature as it is reported
+
 
 class Observation(NamedTuple):
     """B rounds as the agent saw them (paper Sec. IV-D: client sketches, ids, global history)."""
@@ -50,8 +52,11 @@ def clean(rows: Tensor, standardise: bool) -> Tensor:
 
 
 def finite(values: Tensor) -> Tensor:
-    """Replace NaN and infinity by zero: a client that diverged must not spoil the others."""
-    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    """Replace by zero what no model that learns reports: NaN, infinity, and beyond `LARGEST`.
+
+    A client that diverged must not spoil the others.
+    """
+    return torch.where(values.abs() <= LARGEST, values, 0.0)
 
 
 def zscore(rows: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ class Lane:
     k: int
     min_visible: int = 1  # rounds with fewer visible clients pass without training
     round_num: int = 0  # rounds played
+    visits: int = 0  # clients that trained in all of them
 
     @property
     def needs_after(self) -> frozenset[str]:

@@ -136,7 +136,7 @@ def _table(
         count += 1 if shared else len(ids)
         keys += rng.keys(lane.seed, "train", lane.round_num, ids)
         sizes += holdings.sizes(lane.population, ids)
-        visit = lane.round_num * lane.k + task.first
+        visit = lane.visits + task.first
         visits += [visit + i if objective.block_cycle else -1 for i in range(len(ids))]
         clients.append(ids)
         wishes.append(_wishes(objective))

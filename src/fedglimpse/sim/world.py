@@ -123,8 +123,7 @@ class World:
         for r, choice in chosen.items():
             clients, weights = picked.get(r), choice.weights
             if clients is None:
-                clients, kept = trained[r].clients, trained[r].kept
-                weights = None if weights is None else weights[kept]
+                clients, weights = trained[r].clients, choice.weights_at(trained[r].kept)
             self._now[r].info = choice.info
             uploads[r] = Upload.of(clients, self._now[r].examples, weights)
         self._ask_the_chosen(uploads)
@@ -162,6 +161,7 @@ class World:
         lane = self.lanes[r]
         return {
             "round": lane.round_num,
+            "visits": lane.visits,
             "state": self.states[r].cpu().clone(),
             "aggregator": lane.method.aggregator.state_dict(),
             "reward": lane.reward.state_dict(),
@@ -170,7 +170,7 @@ class World:
     def load_lane_state(self, r: int, saved: Mapping[str, Any]) -> None:
         """Let a lane continue from what `lane_state` returned."""
         lane = self.lanes[r]
-        lane.round_num = saved["round"]
+        lane.round_num, lane.visits = saved["round"], saved["visits"]
         self.states[r] = saved["state"].to(self.states.device)
         lane.method.aggregator.load_state_dict(_on_device(saved["aggregator"], self.states))
         lane.reward.load_state_dict(saved["reward"])
@@ -209,6 +209,7 @@ class World:
         losses = mean_losses([done.clients.loss for done in trained.values()])
         for (r, done), loss in zip(trained.items(), losses, strict=True):
             now = self._now[r]
+            self.lanes[r].visits += len(ids_of[r])
             now.trained, now.rejected, now.train_loss = ids_of[r].tolist(), done.rejected, loss
         return trained
 
