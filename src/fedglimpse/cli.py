@@ -83,6 +83,12 @@ def run_command(
     final = Estimate(**result.summary["final_accuracy"])
     last = result.summary["final_over_rounds"]
     typer.echo(f"{config.method}: accuracy {final.text()} % over the last {last} rounds")
+    if not any(record["selected"] for record in result.records):
+        typer.echo(
+            f"Nothing was learnt: no update was used in any of {config.rounds} rounds. Clients "
+            "were too few (visibility.min_visible) or diverged (local.lr).",
+            err=True,
+        )
     typer.echo(f"results: {result.path}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from fedglimpse.config import Config, flatten
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.presets import DATASET_DEFAULTS, PRESETS
+
+OPTION = re.compile(r"options\.[A-Za-z0-9_-]+")
 
 
 def load(file: Path | None = None, words: Iterable[str] = ()) -> Config:
@@ -89,6 +92,23 @@ def _check_names(values: Mapping[str, Any]) -> None:
     for name in values:
         if name not in known and not name.startswith("options."):
             raise UserError(f"Unknown key '{name}'.{nearest(name, known)}")
+        if name.startswith("options.") and not OPTION.fullmatch(name):
+            raise UserError(
+                f"'{name}' is not the name of an option: use letters, digits, _ and -, such as "
+                "options.rate."
+            )
+        if name.startswith("options.") and not _storable(values[name]):
+            raise UserError(
+                f"{name}={values[name]!r} is neither a number, a word, true or false, nor a list "
+                "of these: give one of them."
+            )
+
+
+def _storable(value: Any) -> bool:
+    """True for what config.toml can hold."""
+    if isinstance(value, list | tuple):
+        return all(map(_storable, value))
+    return isinstance(value, bool | int | float | str)
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:

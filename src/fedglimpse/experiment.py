@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from fedglimpse.errors import UserError
 from fedglimpse.live import LiveLog
 from fedglimpse.progress import Listener, Silent
 from fedglimpse.records import RunFolder
-from fedglimpse.rl.policy import write_policy
+from fedglimpse.rl.policy import check_place, write_policy
 from fedglimpse.sim.world import Lane, World
 from fedglimpse.summary import summarise
 from fedglimpse.theory.models import save_models
@@ -87,17 +88,15 @@ def run_together(
     lanes = iter(list(world.lanes))
     parts = [_Part(c, path, [next(lanes) for _ in c.seeds]) for c, path in runs]
     name = runs[0][0].method if len(runs) == 1 else f"{len(runs)} runs"
-    try:
+    with ExitStack() as after:
         for part in parts:
+            after.callback(part.live.end)
+            if part.folder is not None:
+                after.enter_context(part.folder.alone())
             part.open(world, resume)
         listener.begin(name, min(p.done for p in parts), max(p.config.rounds for p in parts))
-        try:
-            _play(world, parts, listener, should_stop)
-        finally:
-            listener.end()
-    finally:
-        for part in parts:
-            part.live.end()
+        after.callback(listener.end)
+        _play(world, parts, listener, should_stop)
     return [part.result(world) for part in parts]
 
 
@@ -245,6 +244,8 @@ def check_policy(config: Config, lanes: Sequence[Lane]) -> None:
             f"agent.save={config.agent.save}, but method={config.method} learns no policy: use "
             "method=glimpse or leave agent.save out."
         )
+    if config.agent.save:
+        check_place(config.agent.save)
 
 
 def save_policies(config: Config, lanes: Sequence[Lane]) -> None:

@@ -167,7 +167,12 @@ class LiveLog:
         self.total, self.played = total, done
         for seed in self.config.seeds if self.openers else ():
             source = Source(self.config, seed, self.path, done)
-            self.sinks[seed] = [opener(source) for opener in self.openers]
+            self.sinks[seed] = []
+            for opener in self.openers:
+                try:
+                    self.sinks[seed].append(opener(source))
+                except Exception as error:
+                    print(f"A tool of log.* is left out: {_first_line(error)}", file=sys.stderr)
 
     def round(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Pass on the numbers of a round, one record for each seed."""
@@ -189,6 +194,11 @@ class LiveLog:
             except Exception as error:
                 print(f"{type(sink).__name__} did not close: {error}", file=sys.stderr)
         self.sinks = {}
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:

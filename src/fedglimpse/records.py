@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,10 +26,13 @@ import torch
 from fedglimpse.config import Config
 from fedglimpse.configure import build, read_toml
 from fedglimpse.errors import UserError
+from fedglimpse.lock import SUFFIX as LOCK
+from fedglimpse.lock import locked
 from fedglimpse.version import VERSION
 
 FORMAT = 3  # of the checkpoint; raised when an old one can no longer be read
-FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.")  # keys that may differ when a run is resumed
+FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.", "agent.save")  # may differ on resuming
+OURS = (".part", LOCK)  # files that may lie in a new folder
 
 
 class RunFolder:
@@ -39,6 +43,7 @@ class RunFolder:
         self.path = path
         self.rounds, self.checkpoint = path / "rounds.jsonl", path / "checkpoint.pt"
         self.config, self.summary = path / "config.toml", path / "summary.json"
+        self._readable = False  # a checkpoint of this process could be read back
 
     def open(self, config: Config, resume: bool) -> dict[str, Any] | None:
         """Make the folder ready; returns the checkpoint to continue from, if there is one.
@@ -54,9 +59,10 @@ class RunFolder:
                     f"{self.path} already holds this run: add --resume to continue it, or name "
                     "another --out."
                 )
-        elif self.path.exists() and any(p.suffix != ".part" for p in self.path.iterdir()):
+        elif self.path.exists() and any(p.suffix not in OURS for p in self.path.iterdir()):
             raise UserError(f"{self.path} holds other files: name a new or empty folder as --out.")
         state = self._read_checkpoint() if self.checkpoint.exists() else None
+        self._check_whole(state["bytes"] if state else 0)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.config.exists():
@@ -65,6 +71,17 @@ class RunFolder:
             self.rounds.touch()
             os.truncate(self.rounds, state["bytes"] if state else 0)
         return state
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes out of the folder, which is made if there is none."""
+        if self.path.exists() and not self.path.is_dir():
+            yield  # `open` says so
+            return
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with locked(self.path, "run"):
+            yield
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Add one line for each record."""
@@ -85,9 +102,24 @@ class RunFolder:
                     )
                     target.flush()
                     os.fsync(target.fileno())
+                self._check_readable(temporary)
                 temporary.replace(self.checkpoint)
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def _check_readable(self, path: Path) -> None:
+        """Raise UserError, once and early, for a state that could be written but not read."""
+        if self._readable:
+            return
+        try:
+            torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            what = str(error).splitlines()[0]
+            raise UserError(
+                f"The state of method or selector cannot be read back from {self.checkpoint} "
+                f"({what}): let state_dict() return tensors and plain values only."
+            ) from None
+        self._readable = True
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
@@ -100,13 +132,23 @@ class RunFolder:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def _check_same(self, config: Config) -> None:
-        there = build(read_toml(self.config)).flat()
-        for name, value in config.flat().items():
-            if not name.startswith(FREE_TO_CHANGE) and there[name] != value:
+        there, asked = stored_config(self.path).flat(), config.flat()
+        for name in {**asked, **there}:
+            old, new = there.get(name), asked.get(name)
+            if not name.startswith(FREE_TO_CHANGE) and old != new:
                 raise UserError(
-                    f"{self.path} holds another run ({name}={there[name]!r}, asked for {value!r}): "
+                    f"{self.path} holds another run ({name}={_said(old)}, asked for {_said(new)}): "
                     "name another --out, or repeat its settings to resume it."
                 )
+
+    def _check_whole(self, wanted: int) -> None:
+        """Raise UserError where rounds that the checkpoint knows of are gone."""
+        size = self.rounds.stat().st_size if self.rounds.exists() else 0
+        if size < wanted:
+            raise UserError(
+                f"{self.rounds} has {size} bytes, but {wanted} were written up to the checkpoint: "
+                "bring the file back, or delete checkpoint.pt to start this run again from round 0."
+            )
 
     def _read_checkpoint(self) -> dict[str, Any]:
         try:
@@ -129,7 +171,18 @@ def stored_config(path: Path) -> Config:
     """Return the configuration of an existing run folder."""
     if not (path / "config.toml").exists():
         raise UserError(f"{path} holds no run to resume: there is no config.toml in it.")
-    return build(read_toml(path / "config.toml"))
+    values = read_toml(path / "config.toml")
+    if "method" not in values:
+        raise UserError(
+            f"{path / 'config.toml'} names no method, so it is not what a run wrote: bring it "
+            "back, or name another --out."
+        )
+    return build(values)
+
+
+def _said(value: object) -> str:
+    """Return a setting as a sentence has it."""
+    return "nothing" if value is None else repr(value)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -104,6 +104,12 @@ def check_counts(config: Config, num_clients: int) -> None:
             f"visibility.cluster_size={config.visibility.cluster_size} is more than the "
             f"{num_clients} clients there are: use at most {num_clients}."
         )
+    most = config.visibility.cluster_size if clustered else num_clients
+    if config.visibility.min_visible > most:
+        raise UserError(
+            f"visibility.min_visible={config.visibility.min_visible} can never be met, since at "
+            f"most {most} clients are visible: use at most {most}."
+        )
 
 
 def pick_device(name: str) -> torch.device:

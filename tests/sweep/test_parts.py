@@ -14,8 +14,8 @@ import pytest
 from sweeps import SMALL, write
 
 from fedglimpse.errors import UserError
+from fedglimpse.lock import locked
 from fedglimpse.sweep.folder import SweepFolder
-from fedglimpse.sweep.lock import NAME, locked
 from fedglimpse.sweep.packs import begun_first, make_packs, wanted
 from fedglimpse.sweep.plan import Plan, read_plan
 from fedglimpse.sweep.progress import SweepProgress, Tally, Work, spell
@@ -23,7 +23,7 @@ from fedglimpse.sweep.stop import Stop
 
 
 def hold(folder: Path, ready: Any) -> None:
-    with locked(folder):
+    with locked(folder, "sweep"):
         ready.set()
         signal.pause()
 
@@ -42,22 +42,22 @@ def owner(tmp_path: Path) -> Any:
 
 
 def test_a_living_owner_keeps_the_lock(owner: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"process {owner.pid}"), locked(tmp_path):
+    with pytest.raises(UserError, match=f"process {owner.pid}"), locked(tmp_path, "sweep"):
         pass
 
 
 def test_a_killed_owner_and_a_copied_folder_do_not(owner: Any, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
-    (copy / NAME).write_text((tmp_path / NAME).read_text())
-    with locked(copy):
-        assert json.loads((copy / NAME).read_text())["pid"] == os.getpid()
+    (copy / "sweep.lock").write_text((tmp_path / "sweep.lock").read_text())
+    with locked(copy, "sweep"):
+        assert json.loads((copy / "sweep.lock").read_text())["pid"] == os.getpid()
     owner.kill()
     owner.join(20)
-    assert (tmp_path / NAME).exists()
-    with locked(tmp_path):
+    assert (tmp_path / "sweep.lock").exists()
+    with locked(tmp_path, "sweep"):
         pass
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / "sweep.lock").exists()
 
 
 @pytest.fixture

@@ -45,6 +45,8 @@ def report(
     if all(row.spread is None and not row.to_target for row in results.rows):
         raise UserError(f"{path} holds no finished run yet: report it when one has finished.")
     folder = out or (path / "report" if path.is_dir() else path.parent / "report")
+    if folder.resolve() == path.resolve():
+        raise UserError(f"--out {folder} is what is reported on: name another folder.")
     write_report(results, folder)
     show(results, Console(width=max(Console().width, TABLE_WIDTH)))
     typer.echo(f"\npage: {folder / 'report.html'}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedglimpse.cost import Activity
 from fedglimpse.flower.federation import Federation
+from fedglimpse.sim.played import check_logged
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Sheet:
 
     def record(self, fed: Federation, metrics: Mapping[str, float], scored: bool) -> dict[str, Any]:
         """Return the line of rounds.jsonl: the simulator's fields, and what only devices have."""
+        check_logged(self.info, metrics)
         test = fed.problem.test or fed.problem.proxy
         scores = fed.evaluator.score(fed.state, *test) if scored else None
         cost = fed.costs.round(self.activity(fed, int(metrics.get("server_flops", 0))))

@@ -31,6 +31,12 @@ class Setting:
     num_classes: int
     num_params: int
     device: str = "cpu"  # where models are trained
+    _read: list[type[Any]] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def read_options(self) -> bool:
+        """True where the method has looked at its options."""
+        return bool(self._read)
 
     @property
     def num_clients(self) -> int:
@@ -44,6 +50,7 @@ class Setting:
             cls: a dataclass of plain fields with defaults.
             presets: preset name -> values that differ from those defaults.
         """
+        self._read.append(cls)
         return options_of(cls, self.config, (presets or {}).get(self.config.preset))
 
     def temporal_window(self) -> TemporalWindow:

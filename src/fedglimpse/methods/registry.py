@@ -59,6 +59,9 @@ def find(name: str) -> Build:
 def build(name: str, setting: Setting) -> Method:
     """Build a method for one lane."""
     method = find(name)(setting)
+    if setting.config.options and not setting.read_options and ":" not in name:
+        option = next(iter(setting.config.options))
+        raise UserError(f"method={name} has no options: leave options.{option} out.")
     if not isinstance(method, Method):
         raise UserError(
             f"method={name} returned {type(method).__name__}, not a Method: return "

@@ -6,6 +6,7 @@ so it is small and says nothing about single rounds.
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,16 @@ def read_policy(path: str) -> dict[str, Any]:
             "agent.save wrote."
         ) from None
     return dict(policy)
+
+
+def check_place(path: str) -> None:
+    """Raise UserError where a policy could not be written, before it is learnt."""
+    target = Path(path).absolute()
+    there = next(folder for folder in target.parents if folder.exists())
+    if target.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(
+            f"agent.save={path} cannot be written: name a file in a folder where you may write."
+        )
 
 
 def write_policy(policy: dict[str, Any], path: str, seed: int, seeds: int) -> Path:

@@ -7,15 +7,33 @@ next round first, and do its books while they train.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from fedglimpse.cost import CostModel
+from fedglimpse.cost import CostModel, RoundCost
+from fedglimpse.errors import UserError
 from fedglimpse.sim.evaluate import Scores
 from fedglimpse.sim.lane import Lane, LaneRound, Upload
 from fedglimpse.types import Outcome
 
 ScoresByLane = Callable[[], Mapping[int, Scores]]  # waits until they are there
+
+
+MEASURED = {
+    *("lane", "seed", "round", "visible", "selected", "rejected", "weights", "accuracy"),
+    *("macro_f1", "per_class_f1", "loss", "train_loss", "reward", "seconds"),
+    *(field.name for field in fields(RoundCost)),
+}
+
+
+def check_logged(*parts: Mapping[str, Any]) -> None:
+    """Raise UserError where a selector logs something by a name that is measured."""
+    for name in (name for part in parts for name in part if name in MEASURED):
+        if name != "server_flops":  # added to what the world counts
+            raise UserError(
+                f"The selector logs '{name}', which is measured: choose another name in "
+                "feedback() or Choice.info."
+            )
 
 
 @dataclass
@@ -64,6 +82,7 @@ class Played:
         self, r: int, metrics: Mapping[str, float], scores: Scores | None
     ) -> dict[str, Any]:
         lane, now = self.lanes[r], self.now[r]
+        check_logged(now.info, metrics)
         cost = self.costs.round(now.activity(lane, int(metrics.get("server_flops", 0))))
         return {
             "lane": r,

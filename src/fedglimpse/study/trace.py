@@ -76,6 +76,8 @@ def _viewed(record: Mapping[str, Any]) -> list[int]:
 
 def _has_scores(record: Mapping[str, Any]) -> bool:
     scores = record.get("q", ())
+    if not isinstance(scores, list):  # a selector of the user's own may mean something else by it
+        return False
     return len(scores) == len(_viewed(record)) > 0 and all(map(math.isfinite, scores))
 
 

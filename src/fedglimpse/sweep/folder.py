@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedglimpse.errors import UserError
+from fedglimpse.lock import SUFFIX as LOCK
 from fedglimpse.records import write_atomically, writing
-from fedglimpse.sweep.lock import NAME as LOCK
 from fedglimpse.sweep.plan import Cell, Plan
 from fedglimpse.version import VERSION
 
@@ -40,7 +40,7 @@ class SweepFolder:
             raise UserError(f"--out {self.path} is a file: name a folder.")
         if not self.plan.exists():
             others = [p.name for p in self.path.iterdir()] if self.path.exists() else []
-            if any(name != LOCK and not name.endswith(".part") for name in others):
+            if any(not name.endswith((LOCK, ".part")) for name in others):
                 raise UserError(
                     f"{self.path} holds other files: name a new or empty folder as --out."
                 )

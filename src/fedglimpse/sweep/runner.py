@@ -11,11 +11,11 @@ from typing import Any, cast
 from fedglimpse.config import Config
 from fedglimpse.data import sources
 from fedglimpse.errors import UserError
+from fedglimpse.lock import locked
 from fedglimpse.records import FREE_TO_CHANGE, writing
 from fedglimpse.sim.precision import Precision, check_precision
 from fedglimpse.sweep import local
 from fedglimpse.sweep.folder import SweepFolder
-from fedglimpse.sweep.lock import locked
 from fedglimpse.sweep.packs import begun_first, make_packs, wanted
 from fedglimpse.sweep.plan import Cell, Plan, configs_of
 from fedglimpse.sweep.progress import SweepProgress, Tally, Work
@@ -90,7 +90,7 @@ def run_sweep(plan: Plan, out: Path, how: How | None = None, play: Play = local.
     _check_room(out, [configs[cell.id] for cell in folder.left(cells)], max(map(len, packs)))
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with locked(out, "sweep"):
         folder.check(plan)
         folder.open(plan)
         reused = take_over(folder, cells, configs, how.reuse)

@@ -1,7 +1,8 @@
-"""One sweep in one folder: a lock that ends with the process that holds it.
+"""One sweep or run in one folder: a lock that ends with the process that holds it.
 
 The operating system drops the lock when its owner dies, however it dies; a copy of the folder is
-not locked. The file says who the owner is, for the error message.
+not locked. The file says who the owner is, for the error message. On a drive that knows no locks,
+nobody is kept out.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from typing import TextIO
 
 from fedglimpse.errors import UserError
 
-NAME = "sweep.lock"
+SUFFIX = ".lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of an existing folder, or raise UserError where another sweep has it."""
-    path = folder / NAME
-    file = _take(path)
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold the lock of an existing folder, or raise UserError where another process has it.
+
+    Args:
+        folder: what is to be used alone.
+        what: sweep or run.
+    """
+    path = folder / f"{what}{SUFFIX}"
+    file = _take(path, what)
     try:
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
@@ -35,19 +41,27 @@ def locked(folder: Path) -> Iterator[None]:
         file.close()
 
 
-def _take(path: Path) -> TextIO:
+def _take(path: Path, what: str) -> TextIO:
     while True:
-        file = path.open("a+")
+        try:
+            file = path.open("a+")
+        except OSError as error:
+            raise UserError(
+                f"Could not write to {path.parent} ({error.strerror}): make room, mend access, or "
+                "name another --out."
+            ) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             owner = _owner(file.read())
             file.close()
             raise UserError(
-                f"{path.parent} is in use by another sweep ({owner}): wait for it, stop it, or "
+                f"{path.parent} is in use by another {what} ({owner}): wait for it, stop it, or "
                 "name another --out."
             ) from None
+        except OSError:
+            return file  # no locks on this drive
         if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
             return file
         file.close()  # its owner removed it between our two steps

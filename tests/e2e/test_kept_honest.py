@@ -1,0 +1,178 @@
+"""What would have given wrong results in silence, or lost some, ends in a sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedglimpse.cli import app
+from fedglimpse.config import Config
+from fedglimpse.configure import build, load, read_toml, resolve
+from fedglimpse.errors import UserError
+from fedglimpse.experiment import Stopped, run
+from fedglimpse.live import LiveLog, Source
+from fedglimpse.lock import locked
+from fedglimpse.methods.base import Setting, UniformRandom
+from fedglimpse.methods.registry import MODULES
+from fedglimpse.study import load_study
+from fedglimpse.types import Method, Outcome
+
+SHORT = {"rounds": 6, "checkpoint.every": 2, "evaluate.every": 2}
+
+
+class Logging(UniformRandom):
+    """A random choice that logs what it is told to, and keeps what it is told to."""
+
+    logged: dict[str, Any] = {}  # noqa: RUF012
+    kept: dict[str, Any] = {}  # noqa: RUF012
+
+    def feedback(self, outcome: Outcome) -> dict[str, Any]:
+        return self.logged
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.kept
+
+
+def logging(setting: Setting) -> Method:
+    return Method(Logging(), setting.temporal_window())
+
+
+OWN = {"method": f"{__name__}:logging", **SHORT}
+
+
+def stopped_after(rounds: int, config: dict[str, Any], out: Path) -> None:
+    left = iter(range(rounds - 1, -1, -1))
+    with pytest.raises(Stopped):
+        run(config, out, should_stop=lambda: next(left) == 0)
+
+
+@pytest.mark.parametrize("before", [{"options.server_lr": 0.1}, {}])
+def test_resuming_with_other_options_is_refused(before: dict[str, Any], tmp_path: Path) -> None:
+    f3ast = {"method": "f3ast", **SHORT}
+    stopped_after(2, f3ast | before, tmp_path / "o")
+    other = {} if before else {"options.server_lr": 0.1}
+    with pytest.raises(UserError, match=r"options\.server_lr"):
+        run(f3ast | other, tmp_path / "o", resume=True)
+    run(f3ast | before, tmp_path / "o", resume=True)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "round", "uplink_bytes"])
+def test_nobody_logs_by_a_name_that_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Logging, "logged", {name: 1.0})
+    with pytest.raises(UserError, match=f"logs '{name}'"):
+        run(OWN)
+
+
+def test_a_number_called_q_is_no_row_of_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Logging, "logged", {"q": 1.0})
+    run(OWN, tmp_path / "o")
+    assert load_study(tmp_path / "o").cells[0].state == "finished"
+
+
+@pytest.mark.parametrize("method", MODULES)
+def test_no_method_ignores_an_option(method: str) -> None:
+    oracle = {"options.allow_oracle": True} if method == "oracle-balance" else {}
+    with pytest.raises(UserError, match=r"options\.typo_here|options.typo_here"):
+        run({"method": method, "options.typo_here": 1, **SHORT, **oracle})
+
+
+@pytest.mark.parametrize("left", [200, 0, None])
+def test_rounds_that_are_gone_are_missed(left: int | None, tmp_path: Path) -> None:
+    stopped_after(4, {"method": "fedavg", **SHORT}, tmp_path / "o")
+    rounds = tmp_path / "o" / "rounds.jsonl"
+    if left is None:
+        rounds.unlink()
+    else:
+        os.truncate(rounds, left)
+    with pytest.raises(UserError, match="bring the file back"):
+        run({"method": "fedavg", **SHORT}, tmp_path / "o", resume=True)
+    assert not rounds.exists() or rounds.stat().st_size == left
+
+
+def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
+    config = {"method": "fedavg", **SHORT}
+    stopped_after(2, config, tmp_path / "o")
+    with (
+        locked(tmp_path / "o", "run"),
+        pytest.raises(UserError, match=f"another run .process {os.getpid()}"),
+    ):
+        run(config, tmp_path / "o", resume=True)
+    run(config, tmp_path / "o", resume=True)
+    assert not list((tmp_path / "o").glob("*.lock"))
+
+
+def test_a_report_never_takes_the_place_of_what_it_reports(tmp_path: Path) -> None:
+    run({"method": "fedavg", **SHORT}, tmp_path / "o")
+    before = sorted(p.name for p in (tmp_path / "o").iterdir())
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "o"), "--out", str(tmp_path / "o")])
+    assert isinstance(done.exception, UserError)
+    assert "is what is reported on" in str(done.exception)
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == before
+
+
+@pytest.mark.parametrize("kept", [np.zeros(2), Path("x")])
+def test_a_state_that_cannot_be_read_back_is_refused_at_once(
+    kept: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Logging, "kept", {"own": kept})
+    with pytest.raises(UserError, match="tensors and plain values only"):
+        run(OWN, tmp_path / "o")
+    assert not (tmp_path / "o" / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("text", ["p😀.pt", "tab\tand \x7f", 'a "quote" and \\'])
+def test_any_text_comes_back_from_the_file(text: str, tmp_path: Path) -> None:
+    config = resolve({"agent.save": text})
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert build(read_toml(tmp_path / "config.toml")) == config
+
+
+@pytest.mark.parametrize("word", ["options.x={a=1}", "options.x=2024-01-01", "options.a b=1"])
+def test_options_that_no_file_can_hold_are_refused(word: str) -> None:
+    with pytest.raises(UserError, match="options"):
+        load(None, [word])
+
+
+def test_an_empty_configuration_is_no_run(tmp_path: Path) -> None:
+    stopped_after(2, {"method": "fedavg", **SHORT}, tmp_path / "o")
+    (tmp_path / "o" / "config.toml").write_text("")
+    with pytest.raises(UserError, match="names no method"):
+        run(resolve({}), tmp_path / "o", resume=True)
+
+
+def test_visibility_that_can_never_suffice_is_refused() -> None:
+    with pytest.raises(UserError, match=r"min_visible=11 can never be met"):
+        run({"visibility.min_visible": 11, **SHORT})
+
+
+def test_a_run_that_learnt_nothing_says_so(tmp_path: Path) -> None:
+    words = ["run", "local.lr=1e30", "rounds=2", "--out", str(tmp_path / "o"), "-q"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0
+    assert "no update was used in any of 2 rounds" in done.output
+
+
+def test_a_tool_that_is_down_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    def down(source: Source) -> Any:
+        raise ConnectionError("nobody answers\nat all")
+
+    log = LiveLog(Config(), None)
+    log.openers = [down]
+    log.begin("fedavg", 0, 2)
+    log.round([{"seed": 0, "round": 0, "accuracy": 0.5}])
+    log.end()
+    assert capsys.readouterr().err.strip().endswith("ConnectionError: nobody answers")
+
+
+def test_where_a_policy_goes_is_checked_before_it_is_learnt(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file" / "p.pt"):
+        with pytest.raises(UserError, match=r"agent\.save="):
+            run({"method": "glimpse", "agent.save": str(place), **SHORT})
