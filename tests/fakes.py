@@ -23,11 +23,17 @@ STATE, PARAMS = 7, 5  # floats of a model, the last two are buffers
 SIZES = torch.tensor([10, 20, 30, 40, 50, 15, 25, 35, 45, 55, 12, 22])
 
 
+def example_options(method: str) -> dict[str, Any]:
+    """Return the options that a registered method cannot do without."""
+    if method not in registry.MODULES:
+        return {}
+    return {f"options.{k}": v for k, v in registry.info(method).example_options.items()}
+
+
 def setting(method: str, sizes: Tensor = SIZES, **keys: Any) -> Setting:
     """Return a small setting; keys are written with `__` for the dot."""
-    options = {f"options.{k}": v for k, v in registry.info(method).example_options.items()}
     values = {"method": method, "sketch.size": D, "data.clients": len(sizes), "selection.k": 3}
-    values |= options | {k.replace("__", "."): v for k, v in keys.items()}
+    values |= example_options(method) | {k.replace("__", "."): v for k, v in keys.items()}
     values["visibility.cluster_size"] = min(10, len(sizes))
     return Setting(resolve(values), seed=0, sizes=sizes, num_classes=C, num_params=PARAMS)
 

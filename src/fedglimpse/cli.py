@@ -40,6 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode=None,  # it takes [key=value ...] for markup
 )
 data_app = typer.Typer(help="Datasets: what is there, and how to get it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -65,7 +66,11 @@ def run_command(
         bool, typer.Option("--profile", help="Write a profiler trace of rounds 3 to 5.")
     ] = False,
 ) -> None:
-    """Run one method: fedglimpse run [FILE.toml] [key=value ...] --out DIR."""
+    """Run one method: fedglimpse run [FILE.toml] [key=value ...] --out DIR.
+
+    Settings look like method=glimpse data.name=digits rounds=30; docs/presets.md and
+    docs/data.md name them.
+    """
     files, methods, settings = sort_words(words or [])
     if methods:
         raise UserError(

@@ -171,6 +171,8 @@ class LiveLog:
             for opener in self.openers:
                 try:
                     self.sinks[seed].append(opener(source))
+                except UserError:
+                    raise
                 except Exception as error:
                     print(f"A tool of log.* is left out: {_first_line(error)}", file=sys.stderr)
 

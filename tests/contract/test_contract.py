@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -27,7 +28,8 @@ VISIBLE = {
     "all": list(range(fakes.N)),
 }
 
-every_method = pytest.mark.parametrize("name", registry.MODULES)
+OWN = os.environ.get("FEDGLIMPSE_METHODS", "").split()  # such as my_method:build
+every_method = pytest.mark.parametrize("name", [*registry.MODULES, *OWN])
 
 
 def choose(method: Method, view: View) -> Choice:
@@ -179,7 +181,7 @@ def test_global_randomness_is_neither_used_nor_touched(name: str) -> None:
 
 
 def settings(name: str, **keys: Any) -> dict[str, Any]:
-    options = {f"options.{k}": v for k, v in registry.info(name).example_options.items()}
+    options = fakes.example_options(name)
     small = {"data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2, "local.epochs": 1}
     return {
         "method": name,

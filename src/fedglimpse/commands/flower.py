@@ -37,6 +37,7 @@ def new(
     typer.echo(f"A Flower app is in {folder}. In Flower's simulation:")
     typer.echo(
         "  FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 "
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 "
         f"flwr run {folder} --stream --federation-config 'num-supernodes=10'"
     )
     typer.echo("On devices: docs/deploy-with-flower.md.")
