@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import Result
 from typer.testing import CliRunner
 
 from fedglimpse import bench
@@ -17,7 +18,7 @@ from fedglimpse.profiling import FILE, Profiled
 from fedglimpse.progress import Silent
 
 
-def call(*words: str) -> object:
+def call(*words: str) -> Result:
     result = CliRunner().invoke(app, ["bench", *words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result
@@ -34,7 +35,8 @@ def test_time_inside_a_part_is_not_counted_for_the_part_around_it() -> None:
 
 def test_a_round_is_taken_apart(tmp_path: Path) -> None:
     out = tmp_path / "b.json"
-    call("round", "--dataset", "digits", "--lanes", "2", "--rounds", "2", "--out", str(out))
+    words = ("--dataset", "digits", "--lanes", "2", "--rounds", "2")
+    told = call("round", *words, "--out", str(out))
     found = json.loads(out.read_text())
     (result,) = found["results"]
     assert found["commit"]
@@ -44,6 +46,9 @@ def test_a_round_is_taken_apart(tmp_path: Path) -> None:
     assert set(result["share"]) == {*bench.PARTS, "other"}
     assert sum(result["share"].values()) == pytest.approx(1, abs=0.01)
     assert all(result["share"][part] > 0 for part in bench.PARTS)
+    head = next(line for line in told.output.splitlines() if line.startswith("dataset"))
+    for column in ("ms per lane round", "tflops in training", *bench.PARTS):
+        assert column in head
 
 
 def test_training_alone_by_a_given_trainer(tmp_path: Path) -> None:
@@ -71,6 +76,8 @@ def test_beside_the_plain_loop(tmp_path: Path) -> None:
     [
         (["round", "--dataset", "mnist"], "--dataset mnist is unknown"),
         (["round", "--lanes", "0"], "--lanes"),
+        (["engine", "--trainer", "foo"], "engine.trainer='foo' is unknown"),
+        (["engine", "--dataset", "digits", "--dataset", "mnist"], "--dataset mnist is unknown"),
         (["engine", "--precision", "bf16", "--device", "cpu"], "engine.precision=bf16 needs a GPU"),
     ],
 )

@@ -27,7 +27,7 @@ from fedglimpse.experiment import crew_of, play_round
 from fedglimpse.records import environment
 from fedglimpse.sim.precision import Precision, check_precision
 from fedglimpse.sim.world import World
-from fedglimpse.validate import pick_device
+from fedglimpse.validate import check, pick_device
 
 SHAPES = {  # examples in training and test set, their shape, classes, clients
     "cifar10": (50_000, 10_000, (3, 32, 32), 10, 100),
@@ -68,13 +68,13 @@ def settings(name: str, lanes: int, device: str, precision: str, trainer: str) -
     """Return the paper's round: 10 visible clients train, 5 are chosen by the agent.
 
     Raises:
-        UserError: for a dataset whose shape is not known.
+        UserError: for a dataset whose shape is not known, or a setting that cannot be.
     """
     if name not in SHAPES:
         raise UserError(
             f"--dataset {name} is unknown.{nearest(name, SHAPES)} Use {', '.join(SHAPES)}."
         )
-    return resolve(
+    config = resolve(
         {
             "method": "glimpse",
             "seeds": list(range(lanes)),
@@ -86,12 +86,14 @@ def settings(name: str, lanes: int, device: str, precision: str, trainer: str) -
             "engine.trainer": trainer,
         }
     )
+    check(config)
+    check_precision(pick_device(device), cast(Precision, precision))
+    return config
 
 
 def noise_world(config: Config) -> tuple[World, torch.device]:
     """Build a world on noise in place of its dataset, and say where it is."""
     place, precision = pick_device(config.engine.device), cast(Precision, config.engine.precision)
-    check_precision(place, precision)
     data = random_data(config.data.name).to(place)
     return world_of(Parts(config, data, place, precision), [config]), place
 

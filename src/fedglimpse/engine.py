@@ -44,16 +44,21 @@ def trainer_of(
     most = settings.max_jobs if isinstance(settings.max_jobs, int) else None  # None: what fits
     slow_stack = device.type == "cpu" and has_convolutions(model)
     if kind == "graphed" or (kind == "auto" and device.type == "cuda"):
-        reason = _not_graphed(model, device)
-        if not reason:
+        check_trainer(kind, model, device)
+        if not _not_graphed(model, device):
             from fedglimpse.sim.gpu.graphed import GraphedTrainer
 
             return GraphedTrainer(model, examples, recipe, precision, most)
-        if kind == "graphed":
-            raise UserError(f"engine.trainer=graphed {reason}: use engine.trainer=auto.")
     if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model)):
         return BatchedTrainer(model, examples, recipe, precision, most)
     return SerialTrainer(model, examples, recipe, precision, channels_last=slow_stack)
+
+
+def check_trainer(kind: str, model: nn.Module, device: torch.device) -> None:
+    """Raise UserError where `engine.trainer` asks for what cannot be had."""
+    reason = _not_graphed(model, device) if kind == "graphed" else ""
+    if reason:
+        raise UserError(f"engine.trainer=graphed {reason}: use engine.trainer=auto.")
 
 
 def _not_graphed(model: nn.Module, device: torch.device) -> str:

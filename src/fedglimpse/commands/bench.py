@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from fedglimpse.validate import pick_device
 
 Kind = Literal["engine", "round"]
 
+TABLE_WIDTH = 150  # a narrower terminal wraps lines, but not the words of a cell
 SERIAL_ROUNDS = 3  # of the plain loop, which is slow
 
 
@@ -45,18 +47,19 @@ def bench_command(
     )
     results = []
     path = out or Path("benchmarks/results") / f"bench_{kind}_{place.type}.json"
-    for name in dataset or ["digits"]:
-        for count in lanes or [4]:
-            for kept in precision or ["fp32"]:
-                results.append(measure(name, count, device, kept, rounds, trainer))
-                if beside:
-                    plain = measure(name, 1, device, kept, SERIAL_ROUNDS, "serial")
-                    results[-1] |= _against(results[-1], plain)
-                content = bench.report(f"fedglimpse bench {kind}", results, str(place))
-                with writing(path):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(path, json.dumps(content, indent=1) + "\n")
-    Console().print(table(kind, results))
+    wanted = list(product(dataset or ["digits"], lanes or [4], precision or ["fp32"]))
+    for name, count, kept in wanted:
+        bench.settings(name, count, device, kept, trainer)
+    for name, count, kept in wanted:
+        results.append(measure(name, count, device, kept, rounds, trainer))
+        if beside:
+            plain = measure(name, 1, device, kept, SERIAL_ROUNDS, "serial")
+            results[-1] |= _against(results[-1], plain)
+        content = bench.report(f"fedglimpse bench {kind}", results, str(place))
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(content, indent=1) + "\n")
+    Console(width=max(Console().width, TABLE_WIDTH)).print(table(kind, results))
     typer.echo(f"results: {path}")
 
 
