@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from fedglimpse.commands.flower import app as flower_app
 from fedglimpse.commands.report import report
 from fedglimpse.commands.sweep import sweep
 from fedglimpse.commands.theory import theory
-from fedglimpse.compare import default_target, markdown, row_of
+from fedglimpse.compare import check_target, default_target, markdown, row_of
 from fedglimpse.config import Config
 from fedglimpse.configure import load
 from fedglimpse.data import fetch as fetching
@@ -31,7 +32,8 @@ from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
 from fedglimpse.profiling import Profiled
 from fedglimpse.progress import Listener, listener
-from fedglimpse.records import environment, stored_config, write_atomically
+from fedglimpse.ready import Readiness
+from fedglimpse.records import environment, stored_config, write_atomically, writing
 from fedglimpse.summary import Estimate
 from fedglimpse.version import VERSION
 
@@ -84,7 +86,8 @@ def run_command(
     told = listener(quiet)
     if profile:
         told = Profiled(told, folder, config.rounds)
-    result = run_with_signals(config, folder, resume, told)
+    again = ["run", "--out", str(folder), "--resume"]
+    result = run_with_signals(config, folder, resume, told, again)
     final = Estimate(**result.summary["final_accuracy"])
     last = result.summary["final_over_rounds"]
     typer.echo(f"{config.method}: accuracy {final.text()} % over the last {last} rounds")
@@ -122,15 +125,21 @@ def compare(
             f"compare was given {len(methods)} methods: name at least two, such as "
             "fedglimpse compare fedavg fedavg-window."
         )
+    check_target(target)
     configs = [load_config(files, settings_of(name, settings)) for name in methods]
+    check_together(configs)
+    again = ["compare", *(words or []), "--out", str(out)]
+    again += [] if target is None else ["--target", str(target)]
+    again += ["--quiet", "--resume"] if quiet else ["--resume"]
     results = []
     for name, config in zip(methods, configs, strict=True):
         folder = out / name.replace(":", "_")
-        results.append(run_with_signals(config, folder, resume, listener(quiet)))
+        results.append(run_with_signals(config, folder, resume, listener(quiet), again))
     goal = default_target([r.summary for r in results]) if target is None else target
     rows = [row_of(r.summary, r.records, goal) for r in results]
     table = markdown(rows, goal, results[0].summary["final_over_rounds"])
-    write_atomically(out / "comparison.md", table + "\n")
+    with writing(out / "comparison.md"):
+        write_atomically(out / "comparison.md", table + "\n")
     typer.echo(table)
     typer.echo(f"results: {out}")
 
@@ -247,8 +256,24 @@ def default_folder(config: Config) -> Path:
     return Path("runs") / f"{config.data.name}-{config.method.replace(':', '_')}"
 
 
-def run_with_signals(config: Config, out: Path, resume: bool, told: Listener) -> Result:
-    """Run, ending after the current round on Ctrl-C or a termination signal."""
+def check_together(configs: Sequence[Config]) -> None:
+    """Raise UserError for a method that comes twice or cannot be run; nothing is played."""
+    names = [config.method for config in configs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"compare was given '{twice}' twice: name each method once.")
+    readiness = Readiness()
+    for config in configs:
+        readiness.check(config)
+
+
+def run_with_signals(
+    config: Config, out: Path, resume: bool, told: Listener, again: Sequence[str]
+) -> Result:
+    """Run, ending after the current round on Ctrl-C or a termination signal.
+
+    `again` are the words of the command that goes on then.
+    """
     asked: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -261,7 +286,7 @@ def run_with_signals(config: Config, out: Path, resume: bool, told: Listener) ->
         should_stop: Callable[[], bool] = lambda: bool(asked)  # noqa: E731
         return run(config, out, resume=resume, listener=told, should_stop=should_stop)
     except (Stopped, KeyboardInterrupt):
-        typer.echo(f"Stopped. Continue with: fedglimpse run --out {out} --resume", err=True)
+        typer.echo(f"Stopped. Continue with: fedglimpse {shlex.join(again)}", err=True)
         raise typer.Exit(130) from None
     finally:
         for number, handler in before.items():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from fedglimpse.errors import UserError
 from fedglimpse.summary import Estimate
 
 SMOOTHED_OVER = 10  # scored rounds in the trailing mean that must reach a target
@@ -51,6 +52,12 @@ def first_round_at(records: Sequence[Mapping[str, Any]], target: float) -> int |
             if mean(recent) >= target:
                 return int(record["round"]) + 1
     return None
+
+
+def check_target(target: float | None) -> None:
+    """Raise UserError where `--target` is no accuracy."""
+    if target is not None and not 0 < target <= 1:
+        raise UserError(f"--target {target} is not an accuracy: give a share such as 0.8.")
 
 
 def default_target(summaries: Sequence[Mapping[str, Any]]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -106,6 +107,13 @@ BAD = [
     (["run", "visibility.kind=trace", "visibility.trace=nowhere.csv"], "nowhere.csv"),
     (["run", "model.name=no_such_module:net"], "no_such_module"),
     (["compare", "fedavg"], "at least two"),
+    (["compare", "fedavg", "nope"], "Unknown method 'nope'"),
+    (["compare", "fedavg", "fedavg"], "'fedavg' twice"),
+    (["compare", "fedavg", "oracle-balance"], "options.allow_oracle=true"),
+    (["compare", "fedavg", "oort", "options.nope=1"], "options.nope"),
+    (["compare", "fedavg", "mifa", "aggregate.everywhere=true"], "aggregate.everywhere=true"),
+    (["compare", "fedavg", "mifa", "--target", "5"], "--target 5.0"),
+    (["compare", "fedavg", "mifa", "--target", "nan"], "--target nan"),
     (["data", "fetch", "mnist"], "mnist"),
 ]
 
@@ -162,6 +170,33 @@ def test_compare_prints_a_table(tmp_path: Path) -> None:
     assert "| fedavg-window |" in done.stdout
     assert str(tmp_path / "c") in done.stdout
     assert (tmp_path / "c" / "comparison.md").read_text() in done.stdout
+
+
+def test_ctrl_c_in_compare_names_the_command_that_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "two words"
+    words = ["compare", "fedavg", "fedavg-window", "rounds=3", "--target", "0.4", "--quiet"]
+    done = subprocess.run(
+        [*command("SIGINT", 8, out), *words, "--out", str(out)], cwd=ROOT, env=environment(),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    advice = shlex.split(done.stderr.partition("Continue with: fedglimpse ")[2])
+    assert advice[:4] == words[:4]
+    assert advice[-1] == "--resume"
+    assert not (out / "comparison.md").exists()
+    again = call(*advice)
+    assert again.returncode == 0, again.stderr
+    assert "rounds to 40.0 %" in (out / "comparison.md").read_text()
+
+
+def test_a_comparison_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "c" / "comparison.md").mkdir(parents=True)
+    done = call(
+        "compare", "fedavg", "fedavg-window", "rounds=1", "-q", "--out", str(tmp_path / "c")
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("fedglimpse: Could not write to")
+    assert "Traceback" not in done.stderr
 
 
 def test_the_other_commands_answer() -> None:

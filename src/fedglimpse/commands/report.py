@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedglimpse.compare import check_target
 from fedglimpse.errors import UserError
 from fedglimpse.records import write_atomically, writing
 from fedglimpse.report.analysis import Options, Results, analyse
@@ -39,8 +40,7 @@ def report(
     """Report a study: a table here, and report.html, CSV, LaTeX and study.json.gz in --out."""
     if not path.exists():
         raise UserError(f"There is no {path}: name a folder of results or a study.json.gz.")
-    if target is not None and not 0 < target <= 1:
-        raise UserError(f"--target {target} is not an accuracy: give a share such as 0.8.")
+    check_target(target)
     results = analyse(load_study(path), Options(control, target, paper))
     if all(row.spread is None and not row.to_target for row in results.rows):
         raise UserError(f"{path} holds no finished run yet: report it when one has finished.")

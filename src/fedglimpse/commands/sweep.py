@@ -89,7 +89,7 @@ def read_lanes(text: str) -> int | None:
     """Return the most cells in a pack, None for auto."""
     if text == "auto":
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise UserError(f"--lanes {text} must be a whole number of 1 or more, or auto.")
     return int(text)
 

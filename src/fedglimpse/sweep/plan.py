@@ -16,8 +16,7 @@ what is wanted of it. Keys of a cell, in rising order: base, setting, variant, s
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,10 @@ from fedglimpse.config import Config, flatten
 from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.methods import registry
+from fedglimpse.sweep.file import check_names, read_sweep_file, read_table
 from fedglimpse.validate import check
 
-KNOWN = (
-    "title", "claim", "control", "paper", "from", "pick_settings", "pick_variants", "methods",
-    "base", "settings", "variants", "smoke",
-)  # fmt: skip
+LONGEST_NAME = 200  # letters of a cell's folder; file systems take 255
 
 
 @dataclass(frozen=True)
@@ -67,9 +64,9 @@ def read_plan(file: Path, smoke: bool = False) -> Plan:
     Raises:
         UserError: with the file, the place and the fix.
     """
-    table = _read_with_parent(file)
+    table = read_sweep_file(file)
     settings = _named(file, table, "settings")
-    variants = {str(m): {"method": m} for m in table.get("methods", [])}
+    variants = {m: {"method": m} for m in table.get("methods", [])}
     variants |= _named(file, table, "variants")
     settings = _picked(file, settings, table.get("pick_settings"), "setting")
     variants = _picked(file, variants, table.get("pick_variants"), "variant")
@@ -112,12 +109,12 @@ def _grid(
 ) -> list[Cell]:
     cells: dict[str, Cell] = {}
     for setting, keys in settings.items():
-        wanted = _picked(file, variants, keys.get("variants"), "variant")
+        wanted = _picked(file, variants, _own_variants(file, setting, keys), "variant")
         own = {k: v for k, v in keys.items() if k not in ("target", "variants")}
         for variant, more in wanted.items():
             values = {**base, **own, **more, **last}
             for seed in _seeds(file, values):
-                name = f"{slug(setting)}--{slug(variant)}--s{seed}"
+                name = _folder_name(file, setting, variant, seed)
                 if name in cells:
                     raise UserError(
                         f"{file}: '{setting}, {variant}' and '{cells[name].setting}, "
@@ -127,6 +124,33 @@ def _grid(
     for cell in {(c.setting, c.variant): c for c in cells.values()}.values():
         _check_cell(file, cell)
     return list(cells.values())
+
+
+def _own_variants(file: Path, setting: str, keys: Mapping[str, Any]) -> Sequence[str] | None:
+    """Return the variants that a setting asks for; None: all."""
+    wanted = keys.get("variants")
+    if wanted is not None:
+        check_names(f"{file}, setting '{setting}'", "variants", wanted)
+    if wanted == []:
+        raise UserError(
+            f"{file}, setting '{setting}': variants = [] leaves it without a cell: name at least "
+            "one variant, or leave the key out for all."
+        )
+    return wanted
+
+
+def _folder_name(file: Path, setting: str, variant: str, seed: int) -> str:
+    name = f"{slug(setting)}--{slug(variant)}--s{seed}"
+    if len(name) > LONGEST_NAME:
+        raise UserError(
+            f"{file}: setting '{_shown(setting)}' and variant '{_shown(variant)}' make a folder "
+            f"name of {len(name)} letters: shorten a name, {LONGEST_NAME} is the most."
+        )
+    return name
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:37]}..."
 
 
 def _check_cell(file: Path, cell: Cell) -> None:
@@ -160,7 +184,7 @@ def _named(file: Path, table: Mapping[str, Any], kind: str) -> dict[str, dict[st
 
 
 def _picked(
-    file: Path, named: Mapping[str, Any], wanted: Iterable[str] | None, kind: str
+    file: Path, named: Mapping[str, Any], wanted: Sequence[str] | None, kind: str
 ) -> dict[str, Any]:
     if wanted is None:
         return dict(named)
@@ -181,29 +205,7 @@ def _targets(file: Path, settings: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def _paper(file: Path, name: str | None) -> dict[str, Any] | None:
-    return None if name is None else _read(file.parent / name)
-
-
-def _read_with_parent(file: Path) -> dict[str, Any]:
-    table = _read(file)
-    for name in table:
-        if name not in KNOWN:
-            raise UserError(f"{file}: unknown key '{name}'.{nearest(name, KNOWN)}")
-    if "from" not in table:
-        return table
-    parent = _read(file.parent / table["from"])
-    if "from" in parent:
-        raise UserError(f"{file}: {table['from']} says `from` too: name the file it points to.")
-    return {**parent, **table}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise UserError(f"There is no file {file}: give the path of a TOML file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from None
+    return None if name is None else read_table(file.parent / name)
 
 
 def slug(name: str) -> str:

@@ -6,14 +6,14 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fedglimpse.config import Config
-from fedglimpse.data import sources
+from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.lock import locked
+from fedglimpse.ready import Readiness
 from fedglimpse.records import FREE_TO_CHANGE, writing
-from fedglimpse.sim.precision import Precision, check_precision
 from fedglimpse.sweep import local
 from fedglimpse.sweep.folder import SweepFolder
 from fedglimpse.sweep.packs import begun_first, make_packs, wanted
@@ -21,7 +21,7 @@ from fedglimpse.sweep.plan import Cell, Plan, configs_of
 from fedglimpse.sweep.progress import SweepProgress, Tally, Work
 from fedglimpse.sweep.reuse import check_source, not_in, take_over
 from fedglimpse.sweep.stop import Stop, on_signals
-from fedglimpse.validate import pick_device
+from fedglimpse.validate import check
 
 BYTES_OF_A_ROUND = 250  # of a finished cell, packed
 BYTES_OF_A_LANE = 32e6  # of a running cell: its records and two checkpoints, generously
@@ -84,8 +84,9 @@ def run_sweep(plan: Plan, out: Path, how: How | None = None, play: Play = local.
     cells = not_in(cells, configs, how.without)
     if not cells:
         return Ended(0, 0, {}, reused=0, left_out=asked, interrupted=False)
-    if play is local.play:
-        _check_machine([configs[cell.id] for cell in folder.left(cells)])
+    unfinished = ("begun", "new", "failed") if how.retry_failed else ("begun", "new")
+    to_play = [cell for cell in cells if folder.state(cell) in unfinished]
+    _check_cells(to_play, configs, Readiness(here=play is local.play))
     packs = make_packs(cells, configs, how.lanes)
     _check_room(out, [configs[cell.id] for cell in folder.left(cells)], max(map(len, packs)))
     with writing(out):
@@ -125,15 +126,21 @@ def _check_extra(extra: Mapping[str, Any]) -> None:
                 f"--set {name}: results depend on it, so it belongs into the sweep file; --set "
                 f"takes keys that begin with {', '.join(FREE_TO_CHANGE)}."
             )
+    try:
+        check(resolve(extra))
+    except UserError as error:
+        raise UserError(f"--set: {error}") from None
 
 
-def _check_machine(configs: Sequence[Config]) -> None:
-    """Raise UserError where this machine lacks the device or the data."""
-    for config in configs:
-        precision = cast(Precision, config.engine.precision)
-        check_precision(pick_device(config.engine.device), precision)
-    for name in dict.fromkeys(config.data.name for config in configs):
-        sources.load(name)
+def _check_cells(
+    cells: Sequence[Cell], configs: Mapping[str, Config], readiness: Readiness
+) -> None:
+    """Raise UserError for the first cell that cannot be run; seeds share the work."""
+    for cell in {(c.setting, c.variant): c for c in cells}.values():
+        try:
+            readiness.check(configs[cell.id])
+        except UserError as error:
+            raise UserError(f"Setting '{cell.setting}', '{cell.variant}': {error}") from error
 
 
 def _check_room(out: Path, configs: Sequence[Config], lanes: int) -> None:

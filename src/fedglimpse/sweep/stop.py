@@ -30,10 +30,10 @@ class Stop:
             budget: seconds; None: no limit.
             clock: for tests.
         """
-        if budget is not None and budget <= RESERVE:
+        if budget is not None and not budget > RESERVE:  # nan is not
             raise UserError(
-                f"--budget {budget:g} is too short for a single round: give more than "
-                f"{RESERVE:g} seconds."
+                f"--budget {budget:g} leaves no time for a single round: give a number of seconds "
+                f"above {RESERVE:g}."
             )
         self._clock, self._end = clock, None if budget is None else clock() + budget
         self.asked = False  # by a signal
