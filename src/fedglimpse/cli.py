@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +15,7 @@ from rich.table import Table
 
 from fedglimpse.commands.bench import bench_command
 from fedglimpse.commands.flower import app as flower_app
+from fedglimpse.commands.interrupts import run_with_signals
 from fedglimpse.commands.report import report
 from fedglimpse.commands.sweep import sweep
 from fedglimpse.commands.theory import theory
@@ -27,11 +25,10 @@ from fedglimpse.configure import load
 from fedglimpse.data import fetch as fetching
 from fedglimpse.data import sources
 from fedglimpse.errors import UserError
-from fedglimpse.experiment import Result, Stopped, run
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
 from fedglimpse.profiling import Profiled
-from fedglimpse.progress import Listener, listener
+from fedglimpse.progress import listener
 from fedglimpse.ready import Readiness
 from fedglimpse.records import environment, stored_config, write_atomically, writing
 from fedglimpse.summary import Estimate
@@ -265,32 +262,6 @@ def check_together(configs: Sequence[Config]) -> None:
     readiness = Readiness()
     for config in configs:
         readiness.check(config)
-
-
-def run_with_signals(
-    config: Config, out: Path, resume: bool, told: Listener, again: Sequence[str]
-) -> Result:
-    """Run, ending after the current round on Ctrl-C or a termination signal.
-
-    `again` are the words of the command that goes on then.
-    """
-    asked: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before: dict[int, Any] = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        should_stop: Callable[[], bool] = lambda: bool(asked)  # noqa: E731
-        return run(config, out, resume=resume, listener=told, should_stop=should_stop)
-    except (Stopped, KeyboardInterrupt):
-        typer.echo(f"Stopped. Continue with: fedglimpse {shlex.join(again)}", err=True)
-        raise typer.Exit(130) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def main() -> None:
