@@ -101,6 +101,19 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def tiny():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
         "def wrong():\n    return 3\n"
         "number = 3\n"
+        "def asks(width):\n    return nn.Linear(width, 10)\n"
+        "def breaks():\n    return nn.Linear(64, 10) / 0\n"
+        "def bare():\n    return nn.Flatten()\n"
+        "class Pair(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.dense = nn.Linear(64, 10)\n"
+        "    def forward(self, x):\n"
+        "        y = self.dense(x.flatten(1))\n"
+        "        return y, y\n"
+        "class Lost(Pair):\n"
+        "    def forward(self, x):\n"
+        "        return self.missing(x)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_nets", raising=False)
@@ -120,6 +133,12 @@ def test_a_users_factory_is_loaded(own_module: str) -> None:
         (":f", "cannot be imported"),
         ("own_nets:number", "has no function 'number'"),
         ("own_nets:wrong", "returned int"),
+        ("own_nets:asks", "takes (width), but is called with no arguments"),
+        ("own_nets:breaks", "model.name=own_nets:breaks failed: TypeError"),
+        ("own_nets:breaks", "(own_nets.py:10)"),
+        ("own_nets:bare", "'own_nets:bare' has no parameters to train"),
+        ("own_nets:Pair", "gives a tuple, not a tensor of scores"),
+        ("own_nets:Lost", "has no attribute 'missing'"),
         ("cifar", "Did you mean 'cifar10'"),
     ],
 )

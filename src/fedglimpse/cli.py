@@ -27,6 +27,7 @@ from fedglimpse.data import sources
 from fedglimpse.errors import UserError
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
+from fedglimpse.plugins import users_fault
 from fedglimpse.profiling import Profiled
 from fedglimpse.progress import listener
 from fedglimpse.ready import Readiness
@@ -265,11 +266,21 @@ def check_together(configs: Sequence[Config]) -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one sentence and exit code 2."""
+    """Run the command line; a user's mistake, in code too, is one sentence and exit code 2."""
     try:
         app()
     except UserError as error:
         print(f"fedglimpse: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        fault = users_fault(error)
+        if fault is None:
+            raise
+        print(
+            f"fedglimpse: your own code failed: {fault}; mend it and give the command again, run "
+            "and compare with --resume.",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.layout import Entry, Layout
-from fedglimpse.plugins import load_callable
+from fedglimpse.plugins import load_callable, users_fault
 
 Norm = Literal["batch", "group"]
 Shape = tuple[int, ...]
@@ -148,7 +148,14 @@ def _load(name: str) -> nn.Module:
     factory = load_callable(name, "model.name")
     model = factory()
     if not isinstance(model, nn.Module):
-        raise UserError(f"Model '{name}' returned {type(model).__name__}, not a torch nn.Module.")
+        raise UserError(
+            f"Model '{name}' returned {type(model).__name__}, not a torch nn.Module: return the "
+            "model."
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(
+            f"Model '{name}' has no parameters to train: give it a layer such as nn.Linear."
+        )
     return model
 
 
@@ -157,13 +164,22 @@ def _check_fit(name: str, model: nn.Module, input_shape: Shape, num_classes: int
     training = model.training
     try:
         with torch.no_grad():
-            shape = tuple(model.eval()(torch.zeros(1, *input_shape)).shape)
-    except (RuntimeError, ValueError) as error:
+            scores = model.eval()(torch.zeros(1, *input_shape))
+    except Exception as error:
+        fault = users_fault(error)
+        if fault is None and not isinstance(error, RuntimeError | ValueError):
+            raise
+        reason = fault or " ".join(str(error).splitlines()[:1])
         raise UserError(
-            f"Model '{name}' does not take examples of shape {input_shape}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+            f"Model '{name}' does not take examples of shape {input_shape}: {reason}"
+        ) from None
     model.train(training)
+    if not isinstance(scores, torch.Tensor):
+        raise UserError(
+            f"Model '{name}' gives a {type(scores).__name__}, not a tensor of scores: return the "
+            f"scores of {num_classes} classes alone."
+        )
+    shape = tuple(scores.shape)
     if shape != (1, num_classes):
         raise UserError(
             f"Model '{name}' gives scores of shape {shape[1:]} for {num_classes} classes; "

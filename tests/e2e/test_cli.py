@@ -225,3 +225,50 @@ def test_a_users_own_method_and_model(tmp_path: Path) -> None:
     assert len(records) == 3
     assert all("mean_norm" in r for r in records)
     assert records == lines(tmp_path / "b")
+
+
+FAILING = """from fedglimpse import Method
+from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.methods.base import UniformRandom
+
+
+class Failing(UniformRandom):
+    def {name}(self, seen, *rest):
+        if seen.round_num == 2:
+            {fault}
+        return super().{name}(seen, *rest)
+
+
+def build(setting):
+    return Method(Failing(), WeightedDelta())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "part"),
+    [
+        ("select", "raise KeyError('q')", "KeyError: 'q' (my_failing.py:9)"),
+        ("feedback", "import json; json.loads('')", "(my_failing.py:9)"),
+        ("select", "return None", "Failing.select answered round 2 with None"),
+    ],
+)
+def test_an_error_of_users_code_is_one_sentence_and_the_run_goes_on(
+    tmp_path: Path, name: str, fault: str, part: str
+) -> None:
+    code, words = tmp_path / "my_failing.py", ["run", "method=my_failing:build", "rounds=4"]
+    words += ["checkpoint.every=1", "--quiet", "--out", "a"]
+    code.write_text(FAILING.format(name=name, fault=fault))
+    done = call(*words, cwd=tmp_path)
+    assert (done.returncode, part in done.stderr) == (2, True), done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert len(lines(tmp_path / "a")) == 2
+    code.write_text(FAILING.format(name=name, fault="pass"))
+    done = call(*words, "--resume", cwd=tmp_path)
+    assert (done.returncode, len(lines(tmp_path / "a"))) == (0, 4), done.stderr
+
+
+def test_an_error_that_is_not_the_users_keeps_its_traceback(tmp_path: Path) -> None:
+    fault = "from fedglimpse.configure import load; load(3)"
+    (tmp_path / "my_failing.py").write_text(FAILING.format(name="select", fault=fault))
+    done = call("run", "method=my_failing:build", "rounds=4", "--out", "a", cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, True), done.stderr

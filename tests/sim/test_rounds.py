@@ -289,6 +289,52 @@ class TestFailures:
         with pytest.raises(UserError, match=words):
             there.commit([Choice(torch.tensor(slots, dtype=torch.long), given)])
 
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            (None, "with None: return"),
+            ([0, 1], "with a list: return"),
+            (Choice([0, 1]), "slots that are a list"),  # type: ignore[arg-type]
+            (Choice(torch.tensor([0.0, 1.0])), "slots that are a tensor of float32"),
+            (Choice(torch.tensor([True, False])), "slots that are a tensor of bool"),
+            (Choice(torch.tensor([[0], [1]])), r"slots that are a tensor of int64 \[2, 1\]"),
+            (Choice(torch.tensor(1)), r"slots that are a tensor of int64 \[\]"),
+            (Choice(torch.tensor([0]), [1.0]), "weights that are a list"),  # type: ignore[arg-type]
+            (Choice(torch.tensor([0]), torch.ones(1, 1)), "weights that are a tensor"),
+            (Choice(torch.tensor([0]), torch.tensor([True])), "weights that are a tensor of bool"),
+        ],
+    )
+    def test_answers_of_another_kind(self, answer: Any, words: str) -> None:
+        there = small.world([small.lane(method([0]))])
+        there.observe()
+        with pytest.raises(UserError, match=rf"^Fixed\.select answered round 0 .*{words}"):
+            there.commit([answer])
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"needs": ["loss"]}, r"Odd\.needs is a list"),
+            ({"needs": "loss"}, r"Odd\.needs is a str"),
+            ({"learns_from": {"loss"}}, r"Odd\.learns_from is a set"),
+            ({"select": None}, r"Odd has no method select\(\)"),
+            ({"state_dict": None}, r"Odd has no method state_dict\(\)"),
+        ],
+    )
+    def test_odd_selectors_are_refused(self, changes: dict[str, Any], words: str) -> None:
+        odd = type("Odd", (small.Fixed,), {})([0])
+        for name, value in changes.items():
+            setattr(odd, name, value)
+        with pytest.raises(UserError, match=words):
+            small.world([small.lane(Method(odd, small.Watching()))])
+
+    def test_a_selector_that_says_no_needs_is_refused(self) -> None:
+        class Silent:
+            learns_from: frozenset[str] = frozenset()
+
+        silent: Any = Silent()
+        with pytest.raises(UserError, match=r"Silent\.needs is missing"):
+            small.world([small.lane(Method(silent, small.Watching()))])
+
     def test_odd_methods_are_refused(self) -> None:
         for odd, words in (
             (replace(method([0]), schedule="serial"), "schedule='serial'"),

@@ -36,7 +36,7 @@ class Round:
             return {}
         k = fed.method.budget(fed.config.selection.k, view.num_visible)
         choice = fed.method.selector.select(view, k)
-        check_choice(choice, view, k)
+        check_choice(choice, view, k, fed.method.selector)
         self.sheet.chose, self.sheet.info = True, choice.info
         found = self._collect(view, choice, ready)
         if not self._enough(len(found), len(choice.slots)):

@@ -126,6 +126,7 @@ class Upload:
 def check_lane(lane: Lane) -> None:
     """Raise UserError for a method that no world can run."""
     method, objective = lane.method, lane.method.objective
+    _check_parts(method)
     catalogue.check(method.selector.needs | lane.needs_after)
     if method.schedule not in ("parallel", "sequential"):
         raise UserError(f"schedule={method.schedule!r} is unknown: use 'parallel' or 'sequential'.")
@@ -143,8 +144,32 @@ def check_lane(lane: Lane) -> None:
         )
 
 
-def check_choice(choice: Choice, view: View, k: int) -> None:
-    """Raise UserError where a selector's answer is not a legal set of slots."""
+def _check_parts(method: Method) -> None:
+    """Raise UserError where a selector or an aggregator lacks what every round uses."""
+    for part, sets, calls in (
+        (method.selector, ("needs", "learns_from"), ("select", "feedback")),
+        (method.aggregator, ("needs",), ("starts", "step")),
+    ):
+        name = type(part).__name__
+        for word in sets:
+            value = getattr(part, word, None)
+            if not isinstance(value, frozenset):
+                found = f"is a {type(value).__name__}" if hasattr(part, word) else "is missing"
+                raise UserError(
+                    f"{name}.{word} {found}: make it a frozenset of names, such as frozenset()."
+                )
+        for word in (*calls, "state_dict", "load_state_dict"):
+            if not callable(getattr(part, word, None)):
+                raise UserError(f"{name} has no method {word}(): add it, see fedglimpse.types.")
+
+
+def check_choice(choice: object, view: View, k: int, selector: object) -> None:
+    """Raise UserError where the answer of `selector` is not a legal set of slots."""
+    who = f"{type(selector).__name__}.select answered round {view.round_num} with"
+    if not isinstance(choice, Choice):
+        raise UserError(f"{who} {_kind(choice)}: return fedglimpse.Choice(slots).")
+    if problem := _not_tensors(choice):
+        raise UserError(f"{who} {problem}.")
     slots, limit = choice.slots.tolist(), min(k, view.num_visible)
     if not 1 <= len(slots) <= limit:
         problem = f"{len(slots)} slots, but 1 to {limit} are allowed"
@@ -158,4 +183,26 @@ def check_choice(choice: Choice, view: View, k: int) -> None:
         problem = f"weights {choice.weights.tolist()} that are not finite"
     else:
         return
-    raise UserError(f"The selector answered round {view.round_num} with {problem}: mend select().")
+    raise UserError(f"{who} {problem}: mend select().")
+
+
+def _not_tensors(choice: Choice) -> str:
+    """Say what in a choice is not a row of numbers, and what is wanted."""
+    slots, weights = choice.slots, choice.weights
+    if not isinstance(slots, Tensor):
+        return f"slots that are {_kind(slots)}: use torch.tensor(slots)"
+    if slots.dtype not in (torch.int64, torch.int32) or slots.dim() != 1:
+        return f"slots that are {_kind(slots)}: use a row of positions in view.ids, int64"
+    if weights is None:
+        return ""
+    if not isinstance(weights, Tensor):
+        return f"weights that are {_kind(weights)}: use torch.tensor(weights)"
+    if weights.dtype == torch.bool or weights.dim() != 1:
+        return f"weights that are {_kind(weights)}: use a row of floats, one for each slot"
+    return ""
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"

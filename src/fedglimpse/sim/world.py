@@ -90,7 +90,10 @@ class World:
         return clients
 
     def commit(self, choices: Sequence[Choice | None]) -> list[Outcome | None]:
-        """Aggregate what was chosen; returns what came of it, lane by lane."""
+        """Aggregate what the selectors chose; returns what came of it, lane by lane."""
+        for lane, now, choice in zip(self.lanes, self._now, choices, strict=True):
+            if now.view is not None and choice is None:
+                check_choice(choice, now.view, lane.k, lane.method.selector)
         self._played = self.play(choices)
         return self._played.outcomes()
 
@@ -114,7 +117,8 @@ class World:
         for r, (now, choice) in enumerate(zip(self._now, choices, strict=True)):
             if now.view is not None and choice is not None:
                 lane = self.lanes[r]
-                check_choice(choice, now.view, lane.method.budget(lane.k, now.view.num_visible))
+                k = lane.method.budget(lane.k, now.view.num_visible)
+                check_choice(choice, now.view, k, lane.method.selector)
                 chosen[r] = choice
         late = {r: c for r, c in chosen.items() if self._now[r].clients is None}
         trained = self._train({r: self._now[r].ids[c.slots] for r, c in late.items()})
