@@ -100,3 +100,24 @@ def test_the_defaults_are_possible() -> None:
     for preset in PRESETS:
         for name in ("digits", "fashion", "cifar10", "har", "hapt", "synthetic"):
             check(config.resolve({"preset": preset, "data.name": name}))
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    folder, other = tmp_path / "dir.toml", tmp_path / "other.toml"
+    folder.mkdir()
+    with pytest.raises(UserError, match=r"dir\.toml is a folder"):
+        config.load(folder)
+    other.write_bytes('method = "fedavg" # für'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"other\.toml is not UTF-8"):
+        config.load(other)
+
+
+def test_a_file_without_permission_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(UserError, match=r"a\.toml cannot be read \(Permission denied\)"):
+        config.load(tmp_path / "a.toml")

@@ -63,10 +63,18 @@ def parse_words(words: Iterable[str]) -> dict[str, Any]:
 def read_toml(file: Path) -> dict[str, Any]:
     """Read a TOML file into dotted keys."""
     try:
-        return flatten(tomllib.loads(file.read_text()))
+        return flatten(tomllib.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"There is no file {file}: give the path of a TOML file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except IsADirectoryError:
+        raise UserError(f"{file} is a folder: give the path of a TOML file.") from None
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be read ({error.strerror}): mend access, or give another TOML file."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 ({error.reason}): save it as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{file} is not valid TOML: {error}.") from None
 
 

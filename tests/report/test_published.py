@@ -80,3 +80,40 @@ def test_mistakes_in_files_are_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no published figures"):
         read_paper(tmp_path / "other.toml")
     assert tomllib.loads(FILES[0].read_text())
+
+
+GOOD = (
+    'source = "S"\ntitle = "T"\nseeds = 5\n[settings.a]\nmatch = {"data.name" = "digits"}\n'
+    "[accuracy.a]\nfedavg = [90.0, 1.0]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (GOOD, 'source = "S"\ntitle = "T"\n', "holds no published figures"),
+        ('source = "S"', "source = 3", "`source` = 3, which must be a text"),
+        ('title = "T"\n', "", "must say its `title`"),
+        ("seeds = 5\n", "", "`seeds` = None"),
+        ("seeds = 5", 'seeds = "many"', "`seeds` = 'many'"),
+        ("[settings.a]", "settings = 3\n[other]", "`settings` = 3, which must be a table"),
+        ("match = ", "like = ", "`settings.a` without a table `match`"),
+        ("[accuracy.a]", "[accuracy.b]", "no table `accuracy.a`"),
+        ("[90.0, 1.0]", "90.0", "`accuracy.a.fedavg` = 90.0"),
+        ("[90.0, 1.0]", "[90.0]", "`accuracy.a.fedavg` = "),
+        ("[90.0, 1.0]", '["90", "1"]', "`accuracy.a.fedavg` = "),
+        ("[settings.a]", "claims = [3]\n[settings.a]", "has a claim 3"),
+        ("[settings.a]", 'claims = [{text = "x"}]\n[settings.a]', "`text` and `source`"),
+        ("[settings.a]", "protocol_of = {fedavg = 3}\n[settings.a]", "`protocol_of.fedavg` = 3"),
+    ],
+)
+def test_wrong_figures_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = tmp_path / "paper.toml"
+    path.write_text(GOOD)
+    assert beside(read_paper(path), {"data.name": "digits", "method": "fedavg"}) is not None
+    assert old in GOOD
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(UserError) as caught:
+        read_paper(path)
+    assert words in str(caught.value)
+    assert "paper.toml" in str(caught.value)

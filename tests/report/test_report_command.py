@@ -54,6 +54,7 @@ def test_a_stored_study_gives_the_same_tables(folder: Path, tmp_path: Path) -> N
         ((".", "--target", "80"), "--target 80.0 is not an accuracy"),
         ((".", "--control", "nobody"), "control 'nobody'"),
         ((".", "--paper", "none.toml"), "no file none.toml"),
+        ((".", "--paper", "."), r"\. cannot be read \(Is a directory\)"),
         ((".", "--out", "fedavg/config.toml"), "is a file"),
     ],
 )

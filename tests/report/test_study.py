@@ -136,6 +136,11 @@ def test_stored_study_of_many_runs_is_small(tmp_path: Path) -> None:
     [
         (None, "holds no results"),
         ({"format": 9, "version": "7.0"}, "format 9"),
+        ({"format": 1, "title": "A sweep"}, r"sweep\.json does not list the cells"),
+        ({"format": 1, "cells": None}, r"sweep\.json does not list the cells"),
+        ({"format": 1, "cells": [{"id": "a"}]}, r"sweep\.json does not list the cells"),
+        (False, r"sweep\.json holds no table"),
+        ([1], r"sweep\.json holds no table"),
     ],
 )
 def test_other_folders_are_refused(tmp_path: Path, content: object, message: str) -> None:
@@ -143,6 +148,63 @@ def test_other_folders_are_refused(tmp_path: Path, content: object, message: str
         (tmp_path / "sweep.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         load_study(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "null", "3", "{}", '{"lane": 0}', "\0\0\0"], ids=lambda line: repr(line)
+)
+def test_a_bad_line_is_named(sweep: Path, line: str) -> None:
+    rounds = sweep / "cells/digits-fedavg-0/rounds.jsonl"
+    good = rounds.read_text().splitlines()
+    rounds.write_text("\n".join([*good[:6], line, *good[7:], ""]))
+    with pytest.raises(UserError, match=r"digits-fedavg-0/rounds\.jsonl, line 7 .*delete"):
+        load_study(sweep)
+
+
+def test_a_line_of_bad_bytes_is_named(sweep: Path) -> None:
+    rounds = sweep / "cells/digits-fedavg-0/rounds.jsonl"
+    rounds.write_bytes(b"\xff\xfe\n" + rounds.read_bytes())
+    with pytest.raises(UserError, match=r"rounds\.jsonl, line 1 "):
+        load_study(sweep)
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "flipped", "empty", "folder"])
+def test_damaged_packed_records_are_named(sweep: Path, damage: str) -> None:
+    rounds = sweep / "cells/digits-fedavg-0/rounds.jsonl"
+    whole, packed = gzip.compress(rounds.read_bytes()), rounds.with_name("rounds.jsonl.gz")
+    rounds.unlink()
+    if damage == "folder":
+        packed.mkdir()
+    else:
+        flipped = whole[:40] + bytes(b ^ 255 for b in whole[40:60]) + whole[60:]
+        contents = {"cut": whole[:-200], "garbage": b"not packed", "flipped": flipped}
+        packed.write_bytes(contents.get(damage, whole[:5]))
+    with pytest.raises(UserError, match=r"rounds\.jsonl\.gz cannot be read .*: restore it"):
+        load_study(sweep)
+
+
+@pytest.mark.parametrize("name", ["failed.json", "theory.json", "environment.json"])
+@pytest.mark.parametrize("content", ["", "[1]", "null"])
+def test_damaged_files_of_a_cell_are_named(sweep: Path, name: str, content: str) -> None:
+    (sweep / "cells/digits-fedavg-0" / name).write_text(content)
+    with pytest.raises(UserError, match=rf"{name} .*restore or delete it"):
+        load_study(sweep)
+
+
+def test_a_failure_without_a_reason_is_still_one(sweep: Path) -> None:
+    (sweep / "cells/digits-fedavg-0/failed.json").write_text("{}")
+    (sweep / "cells/digits-fedavg-0/summary.json").unlink()
+    assert load_study(sweep).cells[0].state == "failed"
+
+
+@pytest.mark.parametrize(
+    "content", [{"format": 1}, {"format": 1, "cells": [1]}, {"format": 1, "cells": [{}]}, [1], 3]
+)
+def test_damaged_studies_are_named(tmp_path: Path, content: object) -> None:
+    file = tmp_path / "study.json.gz"
+    file.write_bytes(gzip.compress(json.dumps(content).encode()))
+    with pytest.raises(UserError, match=r"study\.json\.gz is (damaged|not a stored study)"):
+        load_study(file)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -104,6 +106,39 @@ def test_a_run_without_any_model_is_a_users_mistake(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "a", every=0, method="fedavg")
     (run / "checkpoint.pt").unlink()
     with pytest.raises(UserError, match="keep_models"):
+        measure_run(run)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes | None) -> None:
+    run = kept_run(tmp_path / "a", every=0, method="fedavg", rounds=2)
+    if content is None:
+        torch.save({"lanes": [{}]}, run / "checkpoint.pt")
+    else:
+        (run / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(UserError, match=r"checkpoint\.pt cannot be read"):
+        measure_run(run)
+
+
+def test_a_panel_that_cannot_be_written_is_one_sentence(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "theory.json").unlink(missing_ok=True)
+    (copy / "theory.json").mkdir()
+    with pytest.raises(UserError, match="Could not write to"):
+        measure_run(copy, examples=10)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"lanes": [{}]}'])
+def test_a_damaged_panel_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "theory.json").write_text(content)
+    with pytest.raises(UserError, match=r"theory\.json cannot be read .*--reuse"):
+        read_panel(tmp_path)
+
+
+def test_clients_that_cannot_take_a_step_are_named(tmp_path: Path) -> None:
+    run = kept_run(tmp_path / "a", method="fedavg", rounds=2, **{"data.samples": 1})
+    with pytest.raises(UserError, match="largest client holds 1 example"):
         measure_run(run)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedglimpse.study.trace import trace_of
 from fedglimpse.version import VERSION
 
 SWEEP_FORMAT = 1
+REQUIRED = {"lane", "seed", "round", "visible", "selected"}  # of every record
 
 
 def load_study(path: Path) -> Study:
@@ -45,11 +47,32 @@ def load_study(path: Path) -> Study:
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """Return the complete records of a run folder, compressed or not."""
     plain, packed = folder / "rounds.jsonl", folder / "rounds.jsonl.gz"
-    if packed.exists():
-        text = gzip.decompress(packed.read_bytes()).decode()
-    else:
-        text = plain.read_text() if plain.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    path = packed if packed.exists() else plain
+    if not path.exists():
+        return []
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path == packed else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): restore it, or delete "
+            f"{folder} and run it again."
+        ) from None
+    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
+    return [_record(line, path, number) for number, line in enumerate(lines, 1)]
+
+
+def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not record.keys() >= REQUIRED:
+        raise UserError(
+            f"{path}, line {number} is not the record of a round: restore the file, or delete "
+            f"{path.parent} and run it again."
+        )
+    return record
 
 
 class _Reader:
@@ -111,13 +134,12 @@ def _sweep(path: Path) -> Study:
             f"this version reads format {SWEEP_FORMAT}: report with the version that made it."
         )
     reader, cells = _Reader(), []
-    for planned in plan["cells"]:
-        name = {k: planned[k] for k in ("id", "setting", "variant", "seed")}
-        folder = path / "cells" / planned["id"]
-        records = [r for r in read_records(folder) if r["seed"] == planned["seed"]]
+    for name in _planned(plan, path / "sweep.json"):
+        folder = path / "cells" / name["id"]
+        records = [r for r in read_records(folder) if r["seed"] == name["seed"]]
         cells.append(reader.cell(folder, name, records))
     return Study(
-        title=plan["title"],
+        title=str(plan.get("title", path.name)),
         claim=plan.get("claim", ""),
         control=plan.get("control"),
         targets=plan.get("targets") or {},
@@ -126,6 +148,17 @@ def _sweep(path: Path) -> Study:
         partitions=list(reader.partitions.values()),
         source=str(path),
     )
+
+
+def _planned(plan: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
+    """Return the names of a sweep's cells."""
+    try:
+        return [{k: c[k] for k in ("id", "setting", "variant", "seed")} for c in plan["cells"]]
+    except (KeyError, TypeError):
+        raise UserError(
+            f"{path} does not list the cells of a sweep: restore it, or run the sweep again into "
+            "another folder."
+        ) from None
 
 
 def _runs(path: Path, folders: Sequence[Path]) -> Study:
@@ -184,6 +217,10 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_text()))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{path} is not valid JSON: restore or delete it.") from None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f" ({error.strerror})" if isinstance(error, OSError) else ""
+        raise UserError(f"{path} is not valid JSON{why}: restore or delete it.") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no table of names and values: restore or delete it.")
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def read_study(path: Path) -> Study:
     try:
         data = json.loads(gzip.decompress(path.read_bytes()))
         found = data.pop("format")
-    except (OSError, EOFError, ValueError, KeyError, AttributeError):
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, AttributeError, TypeError):
         raise UserError(
             f"{path} is not a stored study: name a study.json.gz or a folder of results."
         ) from None
@@ -43,9 +44,15 @@ def read_study(path: Path) -> Study:
             f"{path} has format {found} (version {version}), this is version {VERSION} with "
             f"format {FORMAT}: read it with that version."
         )
-    data["cells"] = [_cell(cell) for cell in data["cells"]]
-    data["partitions"] = [Partition(**p) for p in data["partitions"]]
-    return Study(**data)
+    try:
+        data["cells"] = [_cell(cell) for cell in data["cells"]]
+        data["partitions"] = [Partition(**p) for p in data["partitions"]]
+        return Study(**data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} is damaged, or no study of version {version} ({type(error).__name__}: "
+            f"{error}): restore it, or make it again with fedglimpse report."
+        ) from None
 
 
 def _cell(data: dict[str, Any]) -> Cell:

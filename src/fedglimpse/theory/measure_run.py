@@ -15,7 +15,7 @@ from fedglimpse.builder import build_world
 from fedglimpse.config import Config
 from fedglimpse.data.population import Population
 from fedglimpse.errors import UserError
-from fedglimpse.records import stored_config, write_atomically
+from fedglimpse.records import stored_config, write_atomically, writing
 from fedglimpse.study.load import read_records
 from fedglimpse.theory.bound import Constants, QConstants
 from fedglimpse.theory.estimate import Point, Recipe, measure
@@ -36,6 +36,8 @@ def measure_run(run: Path, examples: int = 0) -> Panel:
     config = stored_config(run)
     world, records = build_world(config), read_records(run)
     mine = [{e["round"]: e for e in records if e["lane"] == r} for r in range(len(world.lanes))]
+    for lane in world.lanes:
+        _check_steps(run, config, lane.population)
     recipe = Recipe(config.local.lr, config.local.batch_size, examples)
     points: list[list[Point]] = [[] for _ in world.lanes]
     for round_num, states in _stored(run, world.states, max(mine[0], default=-1)):
@@ -55,7 +57,8 @@ def measure_run(run: Path, examples: int = 0) -> Panel:
         for r, lane in enumerate(world.lanes)
     ]
     panel = Panel(config.method, config.data.name, notes_on(config, run, examples), lanes)
-    write_atomically(run / FILE, json.dumps(panel.to_json(), indent=1) + "\n")
+    with writing(run):
+        write_atomically(run / FILE, json.dumps(panel.to_json(), indent=1) + "\n")
     return panel
 
 
@@ -112,9 +115,30 @@ def _stored(run: Path, start: Tensor, last: int) -> Iterator[tuple[int, Tensor]]
             yield round_num, load_models(path)
     elif (run / "checkpoint.pt").exists() and last >= 0:
         yield 0, start
-        saved = torch.load(run / "checkpoint.pt", map_location="cpu", weights_only=True)
         if last > 0:
-            yield last, torch.stack([lane["state"] for lane in saved["lanes"]])
+            yield last, _last_states(run / "checkpoint.pt")
+
+
+def _last_states(path: Path) -> Tensor:
+    """Read the states `[R, d]` of a checkpoint."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.stack([lane["state"] for lane in saved["lanes"]])
+    except Exception as error:
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}): run it again, with "
+            "checkpoint.keep_models=10 to need no checkpoint."
+        ) from None
+
+
+def _check_steps(run: Path, config: Config, population: Population) -> None:
+    """Raise UserError where no client takes a step: the bound divides by their number."""
+    largest = int(population.sizes.max())
+    if local_steps(largest, config) < 1:
+        raise UserError(
+            f"{run} has nothing to measure: the largest client holds {largest} example, and a "
+            "step needs 2; run it with fewer data.clients or more data.samples."
+        )
 
 
 def notes_on(config: Config, run: Path, examples: int) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fedglimpse.errors import UserError
 from fedglimpse.theory.bound import Constants, QConstants, Terms, lemma_4, printed, repaired
 from fedglimpse.theory.estimate import Point
 
@@ -105,7 +106,13 @@ class Panel:
 
 
 def read_panel(run: Path) -> Panel:
-    """Read the `theory.json` of a run folder."""
-    stored = json.loads((run / FILE).read_text())
-    lanes = [LanePanel.from_json(lane) for lane in stored["lanes"]]
-    return Panel(stored["method"], stored["data"], stored["notes"], lanes)
+    """Read the `theory.json` of a run folder; raises UserError where it is damaged."""
+    try:
+        stored = json.loads((run / FILE).read_text())
+        lanes = [LanePanel.from_json(lane) for lane in stored["lanes"]]
+        return Panel(stored["method"], stored["data"], stored["notes"], lanes)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UserError(
+            f"{run / FILE} cannot be read ({type(error).__name__}): leave --reuse out to measure "
+            "the run again."
+        ) from None
