@@ -266,6 +266,13 @@ def test_bad_csv_names_the_line(tmp_path: Path, text: str, message: str) -> None
     assert "trace.csv" in str(caught.value)
 
 
+def test_a_csv_that_is_not_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes("device,ready_start_s,ready_end_s\nKöln,1,2\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"trace\.csv .*UTF-8"):
+        build("trace", 5, trace=str(path))
+
+
 def test_a_good_csv_equals_the_mapping(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     rows = [f"{name},{a},{b}\n" for name, pairs in SESSIONS.items() for a, b in pairs]
@@ -277,7 +284,7 @@ def test_a_good_csv_equals_the_mapping(tmp_path: Path) -> None:
 def test_missing_files_and_devices_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         build("trace", 5, trace=str(tmp_path / "none.csv"))
-    with pytest.raises(UserError, match="needs a csv"):
+    with pytest.raises(UserError, match=r"set visibility\.trace"):
         build("trace", 5, trace="")
     with pytest.raises(UserError, match="Device 'a' has sessions"):
         Trace(SESSIONS, 60.0, 3, devices={"b": [(0.0, 1.0)], "c": [(0.0, 1.0)]})
@@ -289,13 +296,13 @@ def test_missing_files_and_devices_are_user_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "changed", "message"),
     [
-        ("mobile", {"cluster_size": 0}, "cluster_size=0"),
+        ("mobile", {"cluster_size": 0}, "visibility.cluster_size=0"),
         ("cyclic", {"cluster_size": 11}, "choose 1 to 10"),
-        ("overlapping", {"overlap": 4}, "overlap=4"),
-        ("random", {"p": 0.0}, "p=0.0"),
+        ("overlapping", {"overlap": 4}, "visibility.overlap=4"),
+        ("random", {"p": 0.0}, "visibility.p=0.0"),
         ("random", {"p": 1.5}, "p=1.5"),
         ("markov", {"p_on": 0.0}, "p_on=0.0"),
-        ("markov", {"p_off": -0.1}, "p_off=-0.1"),
+        ("markov", {"p_off": -0.1}, "visibility.p_off=-0.1"),
         ("mobil", {}, "Did you mean 'mobile'"),
     ],
 )

@@ -184,7 +184,7 @@ def build_sketch(
 
 def _check_sizes(size_in: int, size_out: int) -> None:
     if size_in < 1 or size_out < 1:
-        raise UserError(f"A sketch of {size_in} floats in {size_out} is empty; use at least 1.")
+        raise UserError(f"sketch.size={size_out} for {size_in} floats is empty; use at least 1.")
 
 
 def _rows(rows: Tensor, size_in: int) -> Tensor:

@@ -74,7 +74,9 @@ class Trace:
         if self.num_clients < 1:
             raise UserError(f"A federation of {self.num_clients} clients is empty; use at least 1.")
         if not 0 < self.round_seconds < math.inf:
-            raise UserError(f"round_seconds={self.round_seconds} must be positive; try 600.")
+            raise UserError(
+                f"visibility.round_seconds={self.round_seconds} must be positive; try 600."
+            )
         spans = None
         if self.devices is not None:
             spans = _load(self.devices, "trace_start_s", "trace_end_s")
@@ -185,7 +187,14 @@ def _read(path: Path, first: str, last: str) -> Intervals:
                     raise UserError(f"{where}: {last}={end:g} is before {first}={start:g}; swap.")
                 found.setdefault(row["device"], []).append((start, end))
     except OSError as error:
-        raise UserError(f"Cannot read the trace {path}: {error.strerror}.") from error
+        raise UserError(
+            f"Cannot read the trace {path} ({error.strerror}): give a csv that is there as "
+            "visibility.trace or visibility.trace_devices."
+        ) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"The trace {path} is not a csv in UTF-8 ({error}): save it as UTF-8."
+        ) from None
     return found
 
 

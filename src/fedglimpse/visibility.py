@@ -30,7 +30,7 @@ def _check_clients(num_clients: int) -> None:
 
 def _check_rate(name: str, value: float) -> None:
     if not 0 < value <= 1:
-        raise UserError(f"{name}={value} is not a probability in (0, 1]; choose e.g. {name}=0.1.")
+        raise UserError(f"visibility.{name}={value} is not a probability in (0, 1]; try 0.1.")
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,14 @@ class Overlapping:
         _check_clients(self.num_clients)
         if not 1 <= self.cluster_size <= self.num_clients:
             raise UserError(
-                f"cluster_size={self.cluster_size} does not fit {self.num_clients} clients; "
-                f"choose 1 to {self.num_clients}."
+                f"visibility.cluster_size={self.cluster_size} does not fit {self.num_clients} "
+                f"clients; choose 1 to {self.num_clients}."
             )
         if not 0 <= self.overlap < self.cluster_size:
-            raise UserError(f"overlap={self.overlap} must be from 0 to {self.cluster_size - 1}.")
+            raise UserError(
+                f"visibility.overlap={self.overlap} must be from 0 to {self.cluster_size - 1}, "
+                f"less than visibility.cluster_size={self.cluster_size}."
+            )
         if self.order not in ("random", "cyclic"):
             raise UserError(f"Cluster order '{self.order}' is unknown; use 'random' or 'cyclic'.")
 
@@ -185,7 +188,9 @@ class MarkovOnOff:
         _check_clients(self.num_clients)
         _check_rate("p_on", self.p_on)
         if not 0 <= self.p_off <= 1:
-            raise UserError(f"p_off={self.p_off} is not a probability in [0, 1]; try p_off=0.1.")
+            raise UserError(
+                f"visibility.p_off={self.p_off} is not a probability in [0, 1]; try 0.1."
+            )
 
     def visible(self, seed: int, round_num: int) -> Tensor:
         """Return the clients that are on."""
@@ -242,7 +247,10 @@ def build_visibility(
             return MarkovOnOff(num_clients, p_on, p_off)
         case "trace":
             if not trace:
-                raise UserError("Visibility 'trace' needs a csv of sessions; set trace to a path.")
+                raise UserError(
+                    "visibility.kind=trace needs a csv of sessions: set visibility.trace to its "
+                    "path."
+                )
             return Trace(trace, round_seconds, num_clients, devices=trace_devices or None)
         case "full":
             return Full(num_clients)

@@ -241,7 +241,7 @@ def test_unequal_needs_no_repair_where_the_usual_code_finishes():
     ("call", "words"),
     [
         (lambda y, g: cut.iid(y, 31, g), "31 clients .* 31 rows, but there are 30; .* 30 clients"),
-        (lambda y, g: cut.iid(y, 0, g), "num_clients=0"),
+        (lambda y, g: cut.iid(y, 0, g), "data.clients=0"),
         (lambda y, g: cut.iid(y[:0], 1, g), "there are 0"),
         (lambda y, g: cut.dirichlet_equal(y, 40, 0.1, g), "there are 30"),
         (lambda y, g: cut.dirichlet_equal(y, 4, 0.0, g), "alpha=0.0"),
@@ -251,8 +251,8 @@ def test_unequal_needs_no_repair_where_the_usual_code_finishes():
         (lambda y, g: cut.label_skew(y, 4, 4, g), "classes_per_client=4.*3 classes; give 1..3"),
         (lambda y, g: cut.label_skew(y, 4, 0, g), "classes_per_client=0"),
         (lambda y, g: cut.label_skew(y, 20, 2, g), "need 40 rows"),
-        (lambda y, g: cut.label_skew(y[y < 1], 0, 1, g), "num_clients=0"),
-        (lambda y, g: cut.random_shards(y, 4, 0, g), "shards_per_client=0"),
+        (lambda y, g: cut.label_skew(y[y < 1], 0, 1, g), "data.clients=0"),
+        (lambda y, g: cut.random_shards(y, 4, 0, g), "data.classes_per_client=0"),
     ],
 )
 def test_impossible_requests_say_what_and_how_to_fix(call, words):
@@ -261,5 +261,5 @@ def test_impossible_requests_say_what_and_how_to_fix(call, words):
 
 
 def test_label_skew_refuses_classes_too_rare_to_share():
-    with pytest.raises(UserError, match=r"need 20 .* allow 11; use fewer clients"):
+    with pytest.raises(UserError, match=r"need 20 .* allow 11; use fewer data\.clients"):
         cut.label_skew(labels_of([100, 1]), 10, 2, draw(0))

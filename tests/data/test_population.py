@@ -111,7 +111,7 @@ def test_default_proxy_size():
 
 @pytest.mark.parametrize("size", [0, -1, 240, 1000])
 def test_proxy_that_does_not_fit_is_refused(size):
-    with pytest.raises(UserError, match=rf"proxy_size={size} does not fit 240 .* example 24"):
+    with pytest.raises(UserError, match=rf"data.proxy={size} does not fit 240 .* example 24"):
         split_proxy(make_dataset().y_train, size, torch.Generator())
 
 
@@ -120,9 +120,9 @@ def test_proxy_that_does_not_fit_is_refused(size):
     [
         ({"partition": "dirichlett"}, "Did you mean 'dirichlet'"),
         ({"proxy_source": "held_out"}, "Did you mean 'heldout'"),
-        ({"partition": "subject", "num_clients": 5}, "num_clients=5.* 6 subjects; give 0 or 6"),
+        ({"partition": "subject", "num_clients": 5}, "data.clients=5.* 6 subjects; give 0 or 6"),
         ({"partition": "iid", "num_clients": 500}, "500 clients .* there are 216"),
-        ({"proxy_source": "leaky_train", "proxy_size": 0}, "proxy_size=0"),
+        ({"proxy_source": "leaky_train", "proxy_size": 0}, "data.proxy=0"),
     ],
 )
 def test_mistakes_name_the_value_and_the_fix(changes, words):
@@ -132,5 +132,5 @@ def test_mistakes_name_the_value_and_the_fix(changes, words):
 
 def test_subject_needs_subjects():
     dataset = dataclasses.replace(make_dataset(), subjects=None)
-    with pytest.raises(UserError, match="use 'har' or 'hapt'"):
+    with pytest.raises(UserError, match=r"use data\.name=har or hapt"):
         build(dataset, partition="subject", num_clients=0)

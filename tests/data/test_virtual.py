@@ -85,12 +85,12 @@ def test_a_class_that_runs_out_is_filled_up_from_others():
     ("choices", "message"),
     [
         ({"samples": 217}, "the pool has 216 rows; give 1..216"),
-        ({"samples": 12, "partition": "subject", "num_clients": 0}, "num_clients=0"),
+        ({"samples": 12, "partition": "subject", "num_clients": 0}, "data.clients=0"),
         ({"samples": 12, "partition": "subject"}, "'subject' deals rows out"),
         ({"samples": 12, "partition": "shards"}, "'shards' deals rows out"),
         ({"samples": 12, "partition": "label_skew", "classes_per_client": 5}, "has 4 classes"),
-        ({"samples": 1, "partition": "label_skew"}, "give samples=2..108"),
-        ({"samples": 120, "partition": "label_skew"}, "give samples=2..108"),
+        ({"samples": 1, "partition": "label_skew"}, "give data.samples=2..108"),
+        ({"samples": 120, "partition": "label_skew"}, "give data.samples=2..108"),
     ],
 )
 def test_mistakes_are_named(choices, message):

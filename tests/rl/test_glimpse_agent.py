@@ -259,6 +259,7 @@ def test_a_policy_loads_with_or_without_the_auxiliary_head() -> None:
         ({"weight_decay": -1.0}, "agent.weight_decay is -1.0; it must be >= 0"),
         ({"loss_lean": -1.0}, "agent.loss_lean is -1.0; it must be >= 0"),
         ({"buffer": 8}, "agent.buffer"),
+        ({"d_token": 1}, "agent.d_token is 1; it must be >= 2"),
     ],
 )
 def test_wrong_settings_name_the_key(changes: dict[str, Any], word: str) -> None:

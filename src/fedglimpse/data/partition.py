@@ -38,7 +38,7 @@ def random_shards(
     unused, so that all clients have the same size.
     """
     if shards_per_client < 1:
-        raise UserError(f"shards_per_client={shards_per_client}; give at least 1")
+        raise UserError(f"data.classes_per_client={shards_per_client}; give at least 1")
     _check_rows(len(labels), num_clients, shards_per_client)
     num_shards = num_clients * shards_per_client
     used = len(labels) // num_shards * num_shards
@@ -83,7 +83,7 @@ def dirichlet_unequal(
     clients. With `min_size=0` a client may be empty.
     """
     if min_size < 0:
-        raise UserError(f"min_size={min_size}; give 0 or more")
+        raise UserError(f"data.min_size={min_size}; give 0 or more")
     _check_rows(len(labels), num_clients, min_size)
     pools = class_pools(labels, generator)
     totals = torch.tensor([len(pool) for pool in pools])  # [C]
@@ -156,7 +156,7 @@ def stratified_sample(
 
 def _check_rows(num_rows: int, num_clients: int, rows_each: int) -> None:
     if num_clients < 1:
-        raise UserError(f"num_clients={num_clients}; give at least 1")
+        raise UserError(f"data.clients={num_clients}; give at least 1")
     if num_rows < max(1, num_clients * rows_each):
         raise UserError(
             f"{num_clients} clients with at least {rows_each} rows each need "
@@ -180,7 +180,7 @@ def dirichlet_mixes(alpha: float, shape: tuple[int, int], generator: torch.Gener
     If G ~ Gamma(alpha + 1) and U ~ Uniform(0, 1), then G * U**(1 / alpha) ~ Gamma(alpha).
     """
     if not 0 < alpha < float("inf"):
-        raise UserError(f"alpha={alpha}; give a positive number such as 0.1")
+        raise UserError(f"data.alpha={alpha}; give a positive number such as 0.1")
     gamma = torch._standard_gamma(
         torch.full(shape, alpha + 1, dtype=torch.float64), generator=generator
     )
@@ -232,8 +232,8 @@ def _quotas(
     """
     if not 1 <= classes_per_client <= len(totals):
         raise UserError(
-            f"classes_per_client={classes_per_client}, but the rows have {len(totals)} classes; "
-            f"give 1..{len(totals)}"
+            f"data.classes_per_client={classes_per_client}, but the rows have "
+            f"{len(totals)} classes; give 1..{len(totals)}"
         )
     _check_rows(sum(totals), num_clients, classes_per_client)
     slots = num_clients * classes_per_client
@@ -242,7 +242,7 @@ def _quotas(
         raise UserError(
             f"{num_clients} clients with exactly {classes_per_client} classes each need {slots} "
             f"(client, class) pairs, but classes of {totals} rows allow {sum(caps)}; "
-            "use fewer clients or classes_per_client"
+            "use fewer data.clients or data.classes_per_client"
         )
     quotas = [0] * len(totals)
     order = torch.randperm(len(totals), generator=generator).tolist()  # settles ties

@@ -93,7 +93,7 @@ def split_proxy(labels: Tensor, size: int, generator: torch.Generator) -> tuple[
     """Hold out `size` stratified rows for the server; returns (proxy rows, other rows)."""
     if not 1 <= size < len(labels):
         raise UserError(
-            f"proxy_size={size} does not fit {len(labels)} training rows; "
+            f"data.proxy={size} does not fit {len(labels)} training rows; "
             f"give 1..{len(labels) - 1}, for example {max(1, default_proxy_size(len(labels)))}"
         )
     return cut.stratified_sample(labels, size, generator)
@@ -165,20 +165,20 @@ def _proxy_and_rest(
     if source == "heldout":
         return split_proxy(labels, size, generator)
     if size < 1:
-        raise UserError(f"proxy_size={size}; give at least 1")
+        raise UserError(f"data.proxy={size}; give at least 1")
     return torch.randint(len(labels), (size,), generator=generator), torch.arange(len(labels))
 
 
 def _by_subject(dataset: Dataset, rest: Tensor, num_clients: int) -> list[Tensor]:
     if dataset.subjects is None:
         raise UserError(
-            f"partition='subject' needs to know who made each row, which '{dataset.name}' does not "
-            "tell; use 'har' or 'hapt', or another partition"
+            f"data.partition=subject needs to know who made each row, which '{dataset.name}' does "
+            "not tell; use data.name=har or hapt, or another partition"
         )
     parts = cut.by_subject(dataset.subjects.cpu()[rest])
     if num_clients not in (0, len(parts)):
         raise UserError(
-            f"num_clients={num_clients}, but the training rows of '{dataset.name}' come from "
+            f"data.clients={num_clients}, but the training rows of '{dataset.name}' come from "
             f"{len(parts)} subjects; give 0 or {len(parts)}"
         )
     return parts
@@ -187,5 +187,6 @@ def _by_subject(dataset: Dataset, rest: Tensor, num_clients: int) -> list[Tensor
 def _check_word(key: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UserError(
-            f"{key}='{value}' is unknown.{nearest(value, known)} Choose one of {', '.join(known)}"
+            f"data.{key}='{value}' is unknown.{nearest(value, known)} Choose one of "
+            f"{', '.join(known)}"
         )

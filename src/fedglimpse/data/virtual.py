@@ -87,10 +87,10 @@ def virtual_rows(
         UserError: for another partition, or a pool that is too small for one client.
     """
     if num_clients < 1:
-        raise UserError(f"num_clients={num_clients}; give at least 1")
+        raise UserError(f"data.clients={num_clients}; give at least 1")
     if not 1 <= samples <= len(pool):
         raise UserError(
-            f"samples={samples} for each client, but the pool has {len(pool)} rows; "
+            f"data.samples={samples} for each client, but the pool has {len(pool)} rows; "
             f"give 1..{len(pool)}"
         )
     by_class = class_pools(labels[pool], rng.generator(seed, "partition"))
@@ -103,8 +103,8 @@ def virtual_rows(
         counts = _iid_counts(totals, samples)
     else:
         raise UserError(
-            f"partition='{partition}' deals rows out, so clients cannot draw samples={samples} of "
-            f"their own; use {', '.join(VIRTUAL_PARTITIONS)}, or samples=0"
+            f"data.partition='{partition}' deals rows out, so clients cannot draw data.samples="
+            f"{samples} of their own; use {', '.join(VIRTUAL_PARTITIONS)}, or data.samples=0"
         )
     pools = tuple(pool[part] for part in by_class)
     return VirtualRows(num_clients, samples, pools, counts, seed)
@@ -127,15 +127,15 @@ def _iid_counts(totals: Tensor, samples: int) -> Counts:
 def _even_counts(totals: Tensor, samples: int, classes_per_client: int) -> Counts:
     if not 1 <= classes_per_client <= len(totals):
         raise UserError(
-            f"classes_per_client={classes_per_client}, but the pool has {len(totals)} classes; "
-            f"give 1..{len(totals)}"
+            f"data.classes_per_client={classes_per_client}, but the pool has "
+            f"{len(totals)} classes; give 1..{len(totals)}"
         )
     most, least = -(-samples // classes_per_client), int(totals.min())
     if samples < classes_per_client or most > least:
         raise UserError(
-            f"samples={samples} in {classes_per_client} classes need {classes_per_client} rows or "
-            f"more, and at most {least} of a class, the fewest the pool has; give samples="
-            f"{classes_per_client}..{least * classes_per_client}"
+            f"data.samples={samples} in {classes_per_client} classes need {classes_per_client} "
+            f"rows or more, and at most {least} of a class, the fewest the pool has; give "
+            f"data.samples={classes_per_client}..{least * classes_per_client}"
         )
     parts = torch.full((classes_per_client,), samples // classes_per_client)
     parts[: samples % classes_per_client] += 1

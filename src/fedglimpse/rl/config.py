@@ -142,7 +142,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 LEAST: dict[str, float] = {  # smallest allowed values
     "history": 1,
     "heads": 1,
-    "d_token": 1,
+    "d_token": 2,  # a token is normalised: of one float nothing is left
     "identity_dim": 1,
     "identity_buckets": 1,
     "n_step": 1,
