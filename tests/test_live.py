@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -125,22 +126,33 @@ def test_tensorboard_event_files_hold_the_records(tmp_path: Path) -> None:
             assert points == [(r["round"], pytest.approx(r[name])) for r in mine]
 
 
-def test_wandb_offline_holds_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="the package wandb is not installed")
+def records_of(file: Path) -> list[Any]:
+    """Return what an offline run of W&B holds, once its service has written the end of it."""
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
+    for _ in range(100):
+        store, found = DataStore(), []
+        store.open_for_scan(str(file))
+        while data := store.scan_data():
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            found.append(record)
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        time.sleep(0.1)
+    pytest.fail(f"{file} has no end after 10 seconds")
+
+
+def test_wandb_offline_holds_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="the package wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     result = run({**SMALL, "log.wandb": "digits"}, tmp_path / "o")
     curves = {}
     for file in (tmp_path / "o").glob("wandb/offline-run-*/run-*.wandb"):
-        store = DataStore()
-        store.open_for_scan(str(file))
         points, project, seed = [], "", None
-        while data := store.scan_data():
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
+        for record in records_of(file):
             if record.WhichOneof("record_type") == "run":
                 project = record.run.project
                 config = {u.key: json.loads(u.value_json) for u in record.run.config.update}

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from fedglimpse.errors import UserError
 
 _OURS = __name__.partition(".")[0]
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _users: set[str] = set()  # top packages of what users named
 
 
@@ -116,6 +118,8 @@ def _told(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return _sentence(error, error.filename, error.lineno or 0, error.msg)
     places = _within(error)
+    own = [place for place in places if not place[0].startswith(_LIBRARIES)]
+    places = own or places
     return _sentence(error, *places[-1]) if places else _sentence(error, "", 0)
 
 

@@ -242,7 +242,9 @@ def on_a_gpu(study: Study, seconds: float) -> Study:
     def cell(old: Cell) -> Cell:
         assert old.facts is not None
         facts = dataclasses.replace(old.facts, seconds=seconds + old.seed)
-        return dataclasses.replace(old, facts=facts, environment={"gpu": "NVIDIA X"})
+        config = {**old.config, "engine.device": "auto", "engine.precision": "bf16"}
+        gpu = {"gpu": "NVIDIA X"}
+        return dataclasses.replace(old, facts=facts, environment=gpu, config=config)
 
     return dataclasses.replace(study, cells=[cell(c) for c in study.cells])
 

@@ -40,7 +40,7 @@ METHODS = {
     "averaged": ('method = "mifa"\naggregate.everywhere = true', "aggregate.everywhere=true"),
 }
 HERE = {
-    "subject": ('data.partition = "subject"', "partition='subject'"),
+    "subject": ('data.partition = "subject"', "data.partition=subject"),
     "trace": ('visibility.kind = "trace"\nvisibility.trace = "nowhere.csv"', "nowhere.csv"),
     "model": ('model.name = "no_such_module:net"', "no_such_module"),
     "policy": ('agent.save = "p.pt"', "learns no policy"),
