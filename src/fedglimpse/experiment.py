@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -62,8 +62,10 @@ def run(
     """
     if not isinstance(config, Config):
         config = resolve(config)
-    runs = [(config, None if out is None else Path(out))]
-    return run_together(runs, resume=resume, listener=listener, should_stop=should_stop)[0]
+    path = None if out is None else Path(out)
+    with nullcontext() if path is None else RunFolder(path).alone():
+        runs = [(config, path)]
+        return run_together(runs, resume=resume, listener=listener, should_stop=should_stop)[0]
 
 
 def run_together(
@@ -91,8 +93,6 @@ def run_together(
     with ExitStack() as after:
         for part in parts:
             after.callback(part.live.end)
-            if part.folder is not None:
-                after.enter_context(part.folder.alone())
             part.open(world, resume)
         listener.begin(name, min(p.done for p in parts), max(p.config.rounds for p in parts))
         after.callback(listener.end)
