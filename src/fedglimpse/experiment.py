@@ -62,10 +62,10 @@ def run(
     """
     if not isinstance(config, Config):
         config = resolve(config)
-    path = None if out is None else Path(out)
-    with nullcontext() if path is None else RunFolder(path).alone():
-        runs = [(config, path)]
-        return run_together(runs, resume=resume, listener=listener, should_stop=should_stop)[0]
+    world, parts = _gather([(config, None if out is None else Path(out))])
+    folder = parts[0].folder
+    with nullcontext() if folder is None else folder.alone():
+        return _run_all(world, parts, resume, listener, should_stop)[0]
 
 
 def run_together(
@@ -78,6 +78,7 @@ def run_together(
     """Run several federations side by side: their clients train in the same batches.
 
     Each has its own folder, and gives the same records as alone up to floating-point tolerance.
+    Keeping other processes out of the folders is the caller's part.
 
     Args:
         runs: configurations whose `builder.together_key` is the same, with their run folders.
@@ -85,11 +86,30 @@ def run_together(
         listener: told about every round of all of them.
         should_stop: asked after every round; True ends them with `Stopped`.
     """
-    listener = listener or Silent()
+    world, parts = _gather(runs)
+    return _run_all(world, parts, resume, listener, should_stop)
+
+
+def _gather(runs: Sequence[tuple[Config, Path | None]]) -> tuple[World, list[_Part]]:
+    """Build what the runs share, with all that can be wrong with them found: nothing is written."""
     world = build_world([config for config, _ in runs])
     lanes = iter(list(world.lanes))
     parts = [_Part(c, path, [next(lanes) for _ in c.seeds]) for c, path in runs]
-    name = runs[0][0].method if len(runs) == 1 else f"{len(runs)} runs"
+    for part in parts:
+        check_policy(part.config, part.lanes)
+    return world, parts
+
+
+def _run_all(
+    world: World,
+    parts: Sequence[_Part],
+    resume: bool,
+    listener: Listener | None,
+    should_stop: Callable[[], bool],
+) -> list[Result]:
+    """Open the folders, play all rounds, return what came out."""
+    listener = listener or Silent()
+    name = parts[0].config.method if len(parts) == 1 else f"{len(parts)} runs"
     with ExitStack() as after:
         for part in parts:
             after.callback(part.live.end)
@@ -117,7 +137,6 @@ class _Part:
 
     def open(self, world: World, resume: bool) -> None:
         """Make the folder ready and go to where it stopped, if it did."""
-        check_policy(self.config, self.lanes)
         if self.folder is not None:
             state = self.folder.open(self.config, resume)
             if state is not None:
