@@ -21,6 +21,9 @@ ALLOWED = {
     "plugins": {"errors"},
     "crew": {"types"},
     "needs": {"errors"},
+    "toml": {"errors"},
+    "lock": {"errors"},
+    "checkpoint": {"errors", "version"},
     "presets": {"rl"},
     "aggregate": {"errors", "types"},
     "sketch": {"errors", "rng"},
@@ -41,9 +44,9 @@ ALLOWED = {
     "study": {"builder", "config", "configure", "data", "errors", "stats", "version"},
     "report": {
         "compare", "config", "configure", "errors", "records", "stats", "study", "summary",
-        "version",
+        "toml", "version",
     },
-    "configure": {"config", "errors", "presets"},
+    "configure": {"config", "errors", "presets", "toml"},
     "sim": {"errors", "rng", "types", "layout", "needs", "data", "cost", "aggregate"},
     "methods": {
         "aggregate", "config", "configure", "errors", "layout", "needs", "plugins", "rl", "rng",

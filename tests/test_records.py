@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedglimpse import records
+from fedglimpse import checkpoint
+from fedglimpse.checkpoint import settle
 from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.records import RunFolder
@@ -73,12 +74,12 @@ def test_a_checkpoint_of_another_version_is_refused(
 ) -> None:
     folder, _ = opened(tmp_path / "r")
     folder.append([{"round": 0}])
-    monkeypatch.setattr(records, "FORMAT", 99)
+    monkeypatch.setattr(checkpoint, "FORMAT", 99)
     folder.save({})
     monkeypatch.undo()
     with pytest.raises(UserError, match="has format 99"):
         opened(tmp_path / "r", resume=True)
-    folder.checkpoint.write_bytes(b"not a checkpoint")
+    folder.checkpoint.path.write_bytes(b"not a checkpoint")
     with pytest.raises(UserError, match="cannot be read"):
         opened(tmp_path / "r", resume=True)
     assert len(folder.read()) == 1
@@ -102,3 +103,54 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_checkpoint(
     _, state = opened(tmp_path / "r", resume=True)
     assert state is not None
     assert state["x"] == 1
+
+
+def saved_at(path: Path, *, current: int = 0, coming: int = 0) -> RunFolder:
+    """Leave a folder as a kill would, with checkpoints of these rounds."""
+    folder, _ = opened(path)
+    if current:
+        folder.save({"round": current})
+    if coming:
+        folder.prepare({"round": coming})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        ([(10, 20), (10, 0)], 10),  # cut while the coming ones were written
+        ([(0, 20), (0, 0)], 0),  # the same, in the first time
+        ([(20, 0), (10, 20)], 20),  # cut while they were taken over
+        ([(20, 0), (0, 20)], 20),
+        ([(10, 20)], 20),  # alone, all that is whole counts
+    ],
+)
+def test_runs_cut_while_they_saved_go_on_from_the_same_round(
+    left: list[tuple[int, int]], expected: int, tmp_path: Path
+) -> None:
+    folders = [saved_at(tmp_path / str(i), current=a, coming=b) for i, (a, b) in enumerate(left)]
+    settle([folder.checkpoint for folder in folders])
+    for folder in folders:
+        state = folder.checkpoint.read()
+        assert (0 if state is None else state["round"]) == expected
+        assert not folder.checkpoint.coming.exists()
+
+
+def test_a_coming_checkpoint_that_was_damaged_does_not_count(tmp_path: Path) -> None:
+    one, other = (
+        saved_at(tmp_path / "a", current=10, coming=20),
+        saved_at(tmp_path / "b", current=10),
+    )
+    one.checkpoint.coming.write_bytes(b"damaged")
+    settle([one.checkpoint, other.checkpoint])
+    assert [f.checkpoint.read()["round"] for f in (one, other)] == [10, 10]  # type: ignore[index]
+    assert not one.checkpoint.coming.exists()
+
+
+def test_runs_that_share_no_round_keep_their_own(tmp_path: Path) -> None:
+    one, other = (
+        saved_at(tmp_path / "a", current=10, coming=20),
+        saved_at(tmp_path / "b", current=5),
+    )
+    settle([one.checkpoint, other.checkpoint])
+    assert [f.checkpoint.read()["round"] for f in (one, other)] == [10, 5]  # type: ignore[index]

@@ -18,6 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from fedglimpse.config import Config, flatten
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.presets import DATASET_DEFAULTS, PRESETS
+from fedglimpse.toml import read_table
 
 OPTION = re.compile(r"options\.[A-Za-z0-9_-]+")
 
@@ -62,20 +63,7 @@ def parse_words(words: Iterable[str]) -> dict[str, Any]:
 
 def read_toml(file: Path) -> dict[str, Any]:
     """Read a TOML file into dotted keys."""
-    try:
-        return flatten(tomllib.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise UserError(f"There is no file {file}: give the path of a TOML file.") from None
-    except IsADirectoryError:
-        raise UserError(f"{file} is a folder: give the path of a TOML file.") from None
-    except OSError as error:
-        raise UserError(
-            f"{file} cannot be read ({error.strerror}): mend access, or give another TOML file."
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 ({error.reason}): save it as UTF-8.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from None
+    return flatten(read_table(file))
 
 
 def options_of(cls: type[Any], config: Config, preset: Mapping[str, Any] | None = None) -> Any:

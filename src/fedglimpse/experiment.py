@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedglimpse.builder import build_world
+from fedglimpse.checkpoint import settle
 from fedglimpse.config import Config
 from fedglimpse.configure import resolve
 from fedglimpse.crew import Crew
@@ -110,6 +111,7 @@ def _run_all(
     """Open the folders, play all rounds, return what came out."""
     listener = listener or Silent()
     name = parts[0].config.method if len(parts) == 1 else f"{len(parts)} runs"
+    settle([part.folder.checkpoint for part in parts if part.folder is not None])
     with ExitStack() as after:
         for part in parts:
             after.callback(part.live.end)
@@ -145,15 +147,17 @@ class _Part:
             self._keep_models(world)
         self.live.begin(self.config.method, self.done, self.config.rounds)
 
-    def take(self, world: World, records: Mapping[int, dict[str, Any]], stop: bool) -> None:
-        """Take in a round's records, by lane; write them, and a checkpoint where one is due."""
+    @property
+    def due(self) -> bool:
+        """True after a round that is to be saved."""
+        return self.done % self.config.checkpoint.every == 0 or self.done == self.config.rounds
+
+    def take(self, world: World, records: Mapping[int, dict[str, Any]]) -> None:
+        """Take in a round's records, by lane, and write them."""
         new = [{**records[id(lane)], "lane": i} for i, lane in enumerate(self.lanes)]
         self.records += new
         if self.folder is not None:
             self.folder.append(new)
-            due = self.done % self.config.checkpoint.every == 0
-            if stop or due or self.done == self.config.rounds:
-                self.folder.save(snapshot(world, self.lanes))
             self._keep_models(world)
         self.live.round(new)
 
@@ -197,10 +201,21 @@ def _play(
         of_lane = {id(lane): record for lane, record in zip(lanes, records, strict=True)}
         stop = should_stop()
         for part in going:
-            part.take(world, of_lane, stop)
+            part.take(world, of_lane)
+        if stop or any(part.due for part in going):
+            _save(world, going)
         listener.round(records)
         if stop and any(part.done < part.config.rounds for part in going):
             raise Stopped
+
+
+def _save(world: World, parts: Sequence[_Part]) -> None:
+    """Replace the checkpoints of all, so that they can go on together (`fedglimpse.checkpoint`)."""
+    stored = [(part.folder, part.lanes) for part in parts if part.folder is not None]
+    for folder, lanes in stored:
+        folder.prepare(snapshot(world, lanes))
+    for folder, _ in stored:
+        folder.take_over()
 
 
 def play_round(
@@ -236,11 +251,13 @@ def crew_of(world: World, crew: Crew | None = None) -> Crew:
 
 def snapshot(world: World, lanes: Sequence[Lane] | None = None) -> dict[str, Any]:
     """Return everything needed to continue after the current round, of all or some lanes."""
+    places = _places(world, lanes)
     return {
+        "round": world.lanes[places[0]].round_num,
         "lanes": [
             world.lane_state(r) | {"selector": world.lanes[r].method.selector.state_dict()}
-            for r in _places(world, lanes)
-        ]
+            for r in places
+        ],
     }
 
 

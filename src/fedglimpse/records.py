@@ -3,7 +3,7 @@
     config.toml       resolved, enough to repeat the run
     environment.json  versions and device
     rounds.jsonl      one line for each lane and round
-    checkpoint.pt     everything needed to continue; replaced atomically
+    checkpoint.pt     everything needed to continue; see `fedglimpse.checkpoint`
     summary.json      written at the end
 
 `rounds.jsonl` may run ahead of the checkpoint. Resuming cuts it back to the checkpoint, so that
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 
+from fedglimpse.checkpoint import Checkpoint
 from fedglimpse.config import Config
 from fedglimpse.configure import build, read_toml
 from fedglimpse.errors import UserError
@@ -30,7 +30,6 @@ from fedglimpse.lock import SUFFIX as LOCK
 from fedglimpse.lock import locked
 from fedglimpse.version import VERSION
 
-FORMAT = 3  # of the checkpoint; raised when an old one can no longer be read
 FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.", "agent.save")  # may differ on resuming
 OURS = (".part", LOCK)  # files that may lie in a new folder
 
@@ -41,9 +40,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Name the folder; nothing is touched."""
         self.path = path
-        self.rounds, self.checkpoint = path / "rounds.jsonl", path / "checkpoint.pt"
+        self.rounds, self.checkpoint = path / "rounds.jsonl", Checkpoint(path)
         self.config, self.summary = path / "config.toml", path / "summary.json"
-        self._readable = False  # a checkpoint of this process could be read back
 
     def open(self, config: Config, resume: bool) -> dict[str, Any] | None:
         """Make the folder ready; returns the checkpoint to continue from, if there is one.
@@ -61,7 +59,7 @@ class RunFolder:
                 )
         elif self.path.exists() and any(p.suffix not in OURS for p in self.path.iterdir()):
             raise UserError(f"{self.path} holds other files: name a new or empty folder as --out.")
-        state = self._read_checkpoint() if self.checkpoint.exists() else None
+        state = self.checkpoint.read()
         self._check_whole(state["bytes"] if state else 0)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -89,37 +87,21 @@ class RunFolder:
         with writing(self.path), self.rounds.open("a") as file:
             file.write(text)
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint, marking how much of rounds.jsonl belongs to it."""
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Write the coming checkpoint, marking how much of rounds.jsonl belongs to it."""
         with writing(self.path), self.rounds.open("a") as file:
             os.fsync(file.fileno())
-            size = os.fstat(file.fileno()).st_size
-            temporary = self.checkpoint.with_suffix(".part")
-            try:
-                with temporary.open("wb") as target:
-                    torch.save(
-                        {**state, "format": FORMAT, "version": VERSION, "bytes": size}, target
-                    )
-                    target.flush()
-                    os.fsync(target.fileno())
-                self._check_readable(temporary)
-                temporary.replace(self.checkpoint)
-            finally:
-                temporary.unlink(missing_ok=True)
+            self.checkpoint.prepare(state, os.fstat(file.fileno()).st_size)
 
-    def _check_readable(self, path: Path) -> None:
-        """Raise UserError, once and early, for a state that could be written but not read."""
-        if self._readable:
-            return
-        try:
-            torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            what = str(error).splitlines()[0]
-            raise UserError(
-                f"The state of method or selector cannot be read back from {self.checkpoint} "
-                f"({what}): let state_dict() return tensors and plain values only."
-            ) from None
-        self._readable = True
+    def take_over(self) -> None:
+        """Let the coming checkpoint replace the one there is."""
+        with writing(self.path):
+            self.checkpoint.take_over()
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint."""
+        self.prepare(state)
+        self.take_over()
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
@@ -149,22 +131,6 @@ class RunFolder:
                 f"{self.rounds} has {size} bytes, but {wanted} were written up to the checkpoint: "
                 "bring the file back, or delete checkpoint.pt to start this run again from round 0."
             )
-
-    def _read_checkpoint(self) -> dict[str, Any]:
-        try:
-            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-            found = state["format"]
-        except Exception as error:
-            raise UserError(
-                f"{self.checkpoint} cannot be read ({type(error).__name__}): delete it to start "
-                "this run again from round 0."
-            ) from None
-        if found != FORMAT:
-            raise UserError(
-                f"{self.checkpoint} has format {found} (version {state.get('version')}), but this "
-                f"is version {VERSION} with format {FORMAT}: resume with that version or delete it."
-            )
-        return dict(state)
 
 
 def stored_config(path: Path) -> Config:

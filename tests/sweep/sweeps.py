@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -60,16 +59,3 @@ def results(out: Path) -> dict[str, Any]:
         summary = {**json.loads((cell / "summary.json").read_text()), "seconds": 0}
         found[cell.name] = (summary, records(cell), (cell / "config.toml").read_text())
     return found
-
-
-def same_but_for_rounding(one: Any, other: Any) -> bool:
-    """Compare results: floats to five digits, all else, such as who was chosen, exactly."""
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-6)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            same_but_for_rounding(one[key], other[key]) for key in one
-        )
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same_but_for_rounding, one, other))
-    return bool(one == other)

@@ -77,7 +77,7 @@ WRONG_KINDS = {
     "smoke": ("smoke = 3\n", "smoke = 3 must be one table"),
     "paper": ("paper = 3\n", "paper = 3 must be the name of a file"),
     "from": ("from = 3\n", "from = 3 must be the name of a file"),
-    "folder": ('from = "."\n', "cannot be read"),
+    "folder": ('from = "."\n', "is a folder"),
     "pick_settings": ("pick_settings = 3\n", "pick_settings = 3 must be a list of names"),
     "pick_variants": ("pick_variants = [3]\n", "pick_variants = [3] must be a list of names"),
     "methods": ('methods = "fedavg"\n', "methods = 'fedavg' must be a list of names"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from fedglimpse.errors import UserError
 from fedglimpse.stats.difference import Published
+from fedglimpse.toml import read_table
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,7 @@ class Beside:
 
 def read_paper(path: Path) -> dict[str, Any]:
     """Read a file of published figures, such as experiments/paper_table1.toml."""
-    try:
-        paper = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"There is no file {path}: give the path of a paper_*.toml.") from None
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): give the path of a paper_*.toml."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}.") from None
+    paper = read_table(path, "paper_*.toml")
     if "source" not in paper:
         raise UserError(f"{path} holds no published figures: it must say its `source`.")
     if problem := _problem(paper):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedglimpse.errors import UserError, nearest
+from fedglimpse.toml import read_table
 
 LONGEST_VALUE = 60  # letters of a value that an error shows
 
@@ -62,19 +61,6 @@ def read_sweep_file(file: Path) -> dict[str, Any]:
     if "from" in parent:
         raise UserError(f"{file}: {table['from']} says `from` too: name the file it points to.")
     return {**parent, **table}
-
-
-def read_table(file: Path) -> dict[str, Any]:
-    """Read a TOML file as it is."""
-    try:
-        return tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise UserError(f"There is no file {file}: give the path of a TOML file.") from None
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
-        raise UserError(f"{file} cannot be read ({reason}): name a TOML file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from None
 
 
 def check_names(place: str, key: str, value: Any) -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from fedglimpse.checkpoint import Checkpoint
 from fedglimpse.errors import UserError
 from fedglimpse.lock import SUFFIX as LOCK
 from fedglimpse.records import write_atomically, writing
@@ -82,7 +83,7 @@ class SweepFolder:
             return "done"
         if (path / "failed.json").exists():
             return "failed"
-        return "begun" if (path / "checkpoint.pt").exists() else "new"
+        return "begun" if Checkpoint(path).path.exists() else "new"
 
     def left(self, cells: Iterable[Cell]) -> list[Cell]:
         """Return those that are neither done nor failed."""
@@ -100,7 +101,7 @@ class SweepFolder:
                     os.fsync(file.fileno())
                 part.replace(packed)
                 rounds.unlink()
-            (path / "checkpoint.pt").unlink(missing_ok=True)
+            Checkpoint(path).remove()
 
     def fail(self, cell: Cell, reason: str) -> None:
         """Record why a cell cannot be run; what it has played stays."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedglimpse.checkpoint import COMING, NAME
 from fedglimpse.config import Config
 from fedglimpse.experiment import Stopped, run_together
 from fedglimpse.sweep.failures import reason_of
@@ -19,7 +20,7 @@ from fedglimpse.sweep.stop import RESERVE, Stop
 from fedglimpse.version import VERSION
 
 Files = Mapping[str, bytes]  # path within a run folder -> content
-ORDER = {"config.toml": 0, "checkpoint.pt": 2, "summary.json": 3}  # everything else: 1
+ORDER = {"config.toml": 0, NAME: 2, COMING: 2, "summary.json": 3}  # everything else: 1
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from fedglimpse.config import Config, flatten
 from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.methods import registry
-from fedglimpse.sweep.file import check_names, read_sweep_file, read_table
+from fedglimpse.sweep.file import check_names, read_sweep_file
+from fedglimpse.toml import read_table
 from fedglimpse.validate import check
 
 LONGEST_NAME = 200  # letters of a cell's folder; file systems take 255
