@@ -14,8 +14,9 @@ import fedglimpse
 from fedglimpse.builder import Parts, build_world, together_key, world_of
 from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError
-from fedglimpse.experiment import Stopped, play_round, restore, run, run_together, snapshot
+from fedglimpse.experiment import Stopped, run, run_together
 from fedglimpse.records import RunFolder
+from fedglimpse.rounds import play_round, restore, snapshot
 
 SMALL = {"rounds": 4, "data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2}
 

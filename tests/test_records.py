@@ -44,6 +44,13 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
     assert folder.read() == []
 
 
+def test_damaged_records_are_one_sentence(tmp_path: Path) -> None:
+    folder, _ = opened(tmp_path / "r")
+    folder.rounds.write_bytes(b'{"round": 0}\n\xff\xfe{\n{"round": 2}\n')
+    with pytest.raises(UserError, match=r"rounds\.jsonl is damaged"):
+        folder.read()
+
+
 def test_another_run_is_never_touched(tmp_path: Path) -> None:
     folder, _ = opened(tmp_path / "r")
     folder.append([{"round": 0}])

@@ -12,7 +12,7 @@ from job import BATCH, EPOCHS, LR, Case, contest
 from fedglimpse.builder import Parts, world_of
 from fedglimpse.configure import resolve
 from fedglimpse.data.dataset import Dataset
-from fedglimpse.experiment import crew_of, play_round
+from fedglimpse.rounds import crew_of, play_round
 from fedglimpse.version import VERSION
 
 

@@ -23,8 +23,8 @@ from fedglimpse.configure import resolve
 from fedglimpse.crew import Crew
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.errors import UserError, nearest
-from fedglimpse.experiment import crew_of, play_round
 from fedglimpse.records import environment
+from fedglimpse.rounds import crew_of, play_round
 from fedglimpse.sim.precision import Precision, check_precision
 from fedglimpse.sim.world import World
 from fedglimpse.validate import check, pick_device

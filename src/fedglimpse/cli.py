@@ -31,7 +31,7 @@ from fedglimpse.plugins import users_fault
 from fedglimpse.profiling import Profiled
 from fedglimpse.progress import listener
 from fedglimpse.ready import Readiness
-from fedglimpse.records import environment, stored_config, write_atomically, writing
+from fedglimpse.records import RunFolder, environment, stored_config, write_atomically, writing
 from fedglimpse.summary import Estimate
 from fedglimpse.version import VERSION
 
@@ -125,13 +125,15 @@ def compare(
         )
     check_target(target)
     configs = [load_config(files, settings_of(name, settings)) for name in methods]
+    folders = [out / name.replace(":", "_") for name in methods]
     check_together(configs)
+    for config, folder in zip(configs, folders, strict=True):
+        RunFolder(folder).check(config, resume)
     again = ["compare", *(words or []), "--out", str(out)]
     again += [] if target is None else ["--target", str(target)]
     again += ["--quiet", "--resume"] if quiet else ["--resume"]
     results = []
-    for name, config in zip(methods, configs, strict=True):
-        folder = out / name.replace(":", "_")
+    for config, folder in zip(configs, folders, strict=True):
         results.append(run_with_signals(config, folder, resume, listener(quiet), again))
     goal = default_target([r.summary for r in results]) if target is None else target
     rows = [row_of(r.summary, r.records, goal) for r in results]

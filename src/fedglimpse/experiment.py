@@ -1,8 +1,7 @@
-"""The loop: build a world, play its rounds, write records, checkpoint, resume."""
+"""Runs from start to end: build a world, play its rounds, write records, save, resume."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from fedglimpse.builder import build_world
 from fedglimpse.checkpoint import settle
 from fedglimpse.config import Config
 from fedglimpse.configure import resolve
-from fedglimpse.crew import Crew
 from fedglimpse.errors import UserError
 from fedglimpse.live import LiveLog
 from fedglimpse.progress import Listener, Silent
-from fedglimpse.records import RunFolder
+from fedglimpse.records import RunFolder, writing
 from fedglimpse.rl.policy import check_place, write_policy
+from fedglimpse.rounds import crew_of, places_of, play_round, restore, snapshot
 from fedglimpse.sim.world import Lane, World
 from fedglimpse.summary import summarise
 from fedglimpse.theory.models import save_models
@@ -111,7 +110,9 @@ def _run_all(
     """Open the folders, play all rounds, return what came out."""
     listener = listener or Silent()
     name = parts[0].config.method if len(parts) == 1 else f"{len(parts)} runs"
-    settle([part.folder.checkpoint for part in parts if part.folder is not None])
+    pack = [part.folder for part in parts if part.folder is not None]
+    with writing(pack[0].path) if pack else nullcontext():
+        settle([folder.checkpoint for folder in pack])
     with ExitStack() as after:
         for part in parts:
             after.callback(part.live.end)
@@ -166,7 +167,7 @@ class _Part:
         every = self.config.checkpoint.keep_models
         due = every and (self.done % every == 0 or self.done == self.config.rounds)
         if due and self.folder is not None:
-            save_models(self.folder.path, self.done, world.states[_places(world, self.lanes)])
+            save_models(self.folder.path, self.done, world.states[places_of(world, self.lanes)])
 
     def finish(self) -> None:
         """Write what is left when the last round is over."""
@@ -216,61 +217,6 @@ def _save(world: World, parts: Sequence[_Part]) -> None:
         folder.prepare(snapshot(world, lanes))
     for folder, _ in stored:
         folder.take_over()
-
-
-def play_round(
-    world: World, evaluate: bool | Sequence[bool], crew: Crew | None = None
-) -> list[dict[str, Any]]:
-    """Play one round of every lane; returns its records.
-
-    Args:
-        world: whose lanes play.
-        evaluate: score the new models on the test set; for all lanes, or lane by lane.
-        crew: the lanes' selectors in teams; None forms them for this round alone.
-    """
-    began = time.perf_counter()
-    crew = crew or crew_of(world)
-    views = world.observe()
-    ks = [
-        0 if view is None else lane.method.budget(lane.k, view.num_visible)
-        for lane, view in zip(world.lanes, views, strict=True)
-    ]
-    outcomes = world.commit(crew.select(views, ks))
-    metrics = crew.feedback(outcomes)
-    wanted = [evaluate] * len(world.lanes) if isinstance(evaluate, bool) else evaluate
-    records = world.records(metrics, wanted)
-    seconds = (time.perf_counter() - began) / len(records)
-    return [{**record, "seconds": seconds} for record in records]
-
-
-def crew_of(world: World, crew: Crew | None = None) -> Crew:
-    """Return the crew of a world's selectors: `crew`, if it is still theirs, else a new one."""
-    selectors = [lane.method.selector for lane in world.lanes]
-    return crew if crew is not None and crew.serves(selectors) else Crew(selectors)
-
-
-def snapshot(world: World, lanes: Sequence[Lane] | None = None) -> dict[str, Any]:
-    """Return everything needed to continue after the current round, of all or some lanes."""
-    places = _places(world, lanes)
-    return {
-        "round": world.lanes[places[0]].round_num,
-        "lanes": [
-            world.lane_state(r) | {"selector": world.lanes[r].method.selector.state_dict()}
-            for r in places
-        ],
-    }
-
-
-def restore(world: World, state: Mapping[str, Any], lanes: Sequence[Lane] | None = None) -> None:
-    """Put all or some lanes back to where `snapshot` was taken."""
-    for r, saved in zip(_places(world, lanes), state["lanes"], strict=True):
-        world.load_lane_state(r, saved)
-        world.lanes[r].method.selector.load_state_dict(saved["selector"])
-
-
-def _places(world: World, lanes: Sequence[Lane] | None) -> list[int]:
-    wanted = {id(lane) for lane in (world.lanes if lanes is None else lanes)}
-    return [r for r, lane in enumerate(world.lanes) if id(lane) in wanted]
 
 
 def check_policy(config: Config, lanes: Sequence[Lane]) -> None:

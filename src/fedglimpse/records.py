@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from fedglimpse.checkpoint import Checkpoint
+from fedglimpse.checkpoint import Checkpoint, settle
 from fedglimpse.config import Config
 from fedglimpse.configure import build, read_toml
 from fedglimpse.errors import UserError
@@ -43,11 +43,8 @@ class RunFolder:
         self.rounds, self.checkpoint = path / "rounds.jsonl", Checkpoint(path)
         self.config, self.summary = path / "config.toml", path / "summary.json"
 
-    def open(self, config: Config, resume: bool) -> dict[str, Any] | None:
-        """Make the folder ready; returns the checkpoint to continue from, if there is one.
-
-        Raises UserError where the folder holds another run, before anything is changed.
-        """
+    def check(self, config: Config, resume: bool) -> None:
+        """Raise UserError where the folder holds something else; nothing is changed."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {self.path} is a file: name a folder.")
         if self.config.exists():
@@ -59,6 +56,15 @@ class RunFolder:
                 )
         elif self.path.exists() and any(p.suffix not in OURS for p in self.path.iterdir()):
             raise UserError(f"{self.path} holds other files: name a new or empty folder as --out.")
+
+    def open(self, config: Config, resume: bool) -> dict[str, Any] | None:
+        """Make the folder ready; returns the checkpoint to continue from, if there is one.
+
+        Raises UserError where the folder holds another run, before anything is changed.
+        """
+        self.check(config, resume)
+        with writing(self.path):
+            settle([self.checkpoint])
         state = self.checkpoint.read()
         self._check_whole(state["bytes"] if state else 0)
         with writing(self.path):
@@ -110,8 +116,15 @@ class RunFolder:
 
     def read(self) -> list[dict[str, Any]]:
         """Return all complete records; a line cut short by a crash is left out."""
-        text = self.rounds.read_text() if self.rounds.exists() else ""
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        content = self.rounds.read_bytes() if self.rounds.exists() else b""
+        lines = content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            raise UserError(
+                f"{self.rounds} is damaged (a line is not JSON): bring it back, or name another "
+                "--out."
+            ) from None
 
     def _check_same(self, config: Config) -> None:
         there, asked = stored_config(self.path).flat(), config.flat()

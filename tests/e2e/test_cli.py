@@ -172,6 +172,15 @@ def test_compare_prints_a_table(tmp_path: Path) -> None:
     assert (tmp_path / "c" / "comparison.md").read_text() in done.stdout
 
 
+def test_compare_looks_at_every_folder_before_it_plays(tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    assert call("run", "method=mifa", "rounds=1", "-q", "--out", str(out / "mifa")).returncode == 0
+    done = call("compare", "fedavg", "mifa", "rounds=2", "-q", "--resume", "--out", str(out))
+    assert done.returncode == 2
+    assert "mifa holds another run (rounds=1, asked for 2)" in done.stderr
+    assert not (out / "fedavg").exists()
+
+
 def test_ctrl_c_in_compare_names_the_command_that_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "two words"
     words = ["compare", "fedavg", "fedavg-window", "rounds=3", "--target", "0.4", "--quiet"]

@@ -13,7 +13,7 @@ import fakes
 from fedglimpse.builder import build_world
 from fedglimpse.config import Config
 from fedglimpse.configure import resolve
-from fedglimpse.experiment import play_round, run
+from fedglimpse.experiment import run
 from fedglimpse.methods import oort, palit
 from fedglimpse.methods.base import Setting, top_slots
 from fedglimpse.methods.dpp import Diverse
@@ -22,6 +22,7 @@ from fedglimpse.methods.fedawac import Options, consistency_weights
 from fedglimpse.methods.herd import Herd
 from fedglimpse.methods.registry import MODULES
 from fedglimpse.rl.observation import LARGEST, client_features
+from fedglimpse.rounds import play_round
 from fedglimpse.sim.jobs import Jobs, LocalTrainer, Trained
 from fedglimpse.types import Choice, Outcome, Update
 

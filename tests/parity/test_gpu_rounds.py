@@ -18,9 +18,10 @@ from fedglimpse import bench, nets
 from fedglimpse.configure import resolve
 from fedglimpse.data import sources
 from fedglimpse.engine import many_models
-from fedglimpse.experiment import crew_of, play_round, run
+from fedglimpse.experiment import run
 from fedglimpse.layout import Layout
 from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
+from fedglimpse.rounds import crew_of, play_round
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import mean_gradients
 from fedglimpse.sim.transfer import on_its_way, sent

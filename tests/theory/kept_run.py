@@ -7,8 +7,8 @@ from typing import Any
 
 from fedglimpse.builder import build_world
 from fedglimpse.configure import resolve
-from fedglimpse.experiment import play_round, snapshot
 from fedglimpse.records import RunFolder
+from fedglimpse.rounds import play_round, snapshot
 from fedglimpse.theory.models import save_models
 
 SMALL: dict[str, Any] = {
