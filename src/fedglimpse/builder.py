@@ -144,7 +144,8 @@ def world_of(parts: Parts, configs: Sequence[Config]) -> World:
     model = parts.model(config.seeds[0])
     layout = Layout.of(model)
     channels_last = parts.device.type == "cpu" and has_convolutions(model)
-    classes, many = parts.dataset.num_classes, many_models(model, parts.device, parts.precision)
+    many = many_models(model, parts.dataset.input_shape, parts.device, parts.precision)
+    classes = parts.dataset.num_classes
     evaluator = Evaluator(model, classes, parts.precision, channels_last, many)
     return World(
         dataset=parts.dataset,

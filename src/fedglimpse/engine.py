@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -43,25 +44,39 @@ def trainer_of(
     kind = settings.trainer
     most = settings.max_jobs if isinstance(settings.max_jobs, int) else None  # None: what fits
     slow_stack = device.type == "cpu" and has_convolutions(model)
+    shape = examples.x.shape[1:]
     if kind == "graphed" or (kind == "auto" and device.type == "cuda"):
-        check_trainer(kind, model, device)
-        if not _not_graphed(model, device):
+        check_trainer(kind, model, shape, device)
+        if not _not_graphed(model, shape, device):
             from fedglimpse.sim.gpu.graphed import GraphedTrainer
 
             return GraphedTrainer(model, examples, recipe, precision, most)
-    if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model)):
+    if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model, shape)):
         return BatchedTrainer(model, examples, recipe, precision, most)
     return SerialTrainer(model, examples, recipe, precision, channels_last=slow_stack)
 
 
-def check_trainer(kind: str, model: nn.Module, device: torch.device) -> None:
-    """Raise UserError where `engine.trainer` asks for what cannot be had."""
-    reason = _not_graphed(model, device) if kind == "graphed" else ""
+def check_trainer(kind: str, model: nn.Module, shape: Sequence[int], device: torch.device) -> None:
+    """Raise UserError where `engine.trainer` asks for what cannot be had.
+
+    Args:
+        kind: of trainer.
+        model: that clients train.
+        shape: of one example.
+        device: where they train.
+    """
+    reason = _not_graphed(model, shape, device) if kind == "graphed" else ""
     if reason:
         raise UserError(f"engine.trainer=graphed {reason}: use engine.trainer=auto.")
+    odd = unstackable(model, shape) if kind == "batched" else ""
+    if odd:
+        raise UserError(
+            f"engine.trainer=batched cannot stack {odd}: use engine.trainer=auto, or build the "
+            "model from nn.Sequential with the layers listed in docs/simulator.md."
+        )
 
 
-def _not_graphed(model: nn.Module, device: torch.device) -> str:
+def _not_graphed(model: nn.Module, shape: Sequence[int], device: torch.device) -> str:
     """Say why the GPU trainer cannot be had; empty where it can."""
     if device.type != "cuda":
         return "needs engine.device=cuda"
@@ -69,6 +84,8 @@ def _not_graphed(model: nn.Module, device: torch.device) -> str:
         return "needs the package triton, which comes with PyTorch for CUDA"
     from fedglimpse.sim.gpu.channels_last import fits
 
+    if odd := unstackable(model, shape):
+        return f"cannot take {odd}"
     return "" if fits(model) else "takes only the layers listed in docs/simulator.md"
 
 
@@ -77,15 +94,25 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(m, nn.Conv2d) for m in model.modules())
 
 
-def many_models(model: nn.Module, device: torch.device, precision: Precision) -> ManyModels | None:
-    """Return the fastest way to run many states at once; None: one after the other is."""
+def many_models(
+    model: nn.Module, shape: Sequence[int], device: torch.device, precision: Precision
+) -> ManyModels | None:
+    """Return the fastest way to run many states at once; None: one after the other is.
+
+    Args:
+        model: whose states are run.
+        shape: of one example.
+        device: where.
+        precision: of the passes.
+    """
+    if (device.type == "cpu" and has_convolutions(model)) or unstackable(model, shape):
+        return None
     layout = Layout.of(model)
+    fixed = frozenset(n for n, p in model.named_parameters() if not p.requires_grad)
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from fedglimpse.sim.gpu.channels_last import fits
         from fedglimpse.sim.gpu.many import ChannelsLastMany
 
         if fits(model):
             return ManyModels(layout, ChannelsLastMany(model, precision))
-    if unstackable(model) or (device.type == "cpu" and has_convolutions(model)):
-        return None
-    return ManyModels(layout, StackedMany(model, precision))
+    return ManyModels(layout, StackedMany(model, precision), fixed)

@@ -115,14 +115,15 @@ def build_model(name: str, norm: str, input_shape: Shape, num_classes: int) -> n
 def head_entries(layout: Layout) -> tuple[Entry, ...]:
     """Return the model's head: the dense layers after the last convolution.
 
-    A model without convolutions is all head.
+    A model without convolutions is all head; one that ends in a convolution has that as its head.
     """
     convs = [e.stop for e in layout.params if len(e.shape) > 2]
     if not convs:
         return layout.params
     after = [e for e in layout.params if e.start >= max(convs)]
     dense = {_owner(e) for e in after if len(e.shape) == 2}
-    return tuple(e for e in after if _owner(e) in dense)
+    head = dense or {_owner(e) for e in layout.params if e.stop == max(convs)}
+    return tuple(e for e in layout.params if _owner(e) in head and e.stop >= max(convs))
 
 
 def _owner(entry: Entry) -> str:

@@ -50,7 +50,8 @@ class Readiness:
             self._data[name] = sources.load(name)
         parts = Parts(config, self._data[name], torch.device("cpu"), "fp32")
         try:
-            check_trainer(config.engine.trainer, parts.model(config.seeds[0]), device)
+            model, shape = parts.model(config.seeds[0]), parts.dataset.input_shape
+            check_trainer(config.engine.trainer, model, shape, device)
             lane = parts.lane(config, config.seeds[0])
         except UserError:
             raise

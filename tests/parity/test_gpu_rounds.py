@@ -102,7 +102,7 @@ def test_many_states_at_once_equal_one_by_one(name: str) -> None:
     x = torch.rand(3, 50, *shape, device=CUDA)
     y = torch.randint(classes, (3, 50), device=CUDA)
     slow = Evaluator(model, classes)
-    fast = Evaluator(model, classes, many=many_models(model, CUDA, "fp32"))
+    fast = Evaluator(model, classes, many=many_models(model, shape, CUDA, "fp32"))
     torch.testing.assert_close(
         fast.logits_of(states, x), slow.logits_of(states, x), rtol=1e-3, atol=1e-4
     )

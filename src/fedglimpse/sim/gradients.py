@@ -28,15 +28,17 @@ def mean_gradient(evaluator: Evaluator, state: Tensor, x: Tensor, y: Tensor) -> 
         y: their labels.  # [n]
 
     Returns:
-        The gradient of all parameters.  # [num_params]
+        The gradient of all parameters, 0 for those that do not train.  # [num_params]
     """
     evaluator.load(state)
     params = list(evaluator.model.parameters())
+    trained = [p for p in params if p.requires_grad]
     total = state.new_zeros(evaluator.layout.num_params)
     for some_x, some_y in zip(x.split(BATCH), y.split(BATCH), strict=True):
         loss = F.cross_entropy(evaluator.forward(some_x).float(), some_y, reduction="sum")
-        grads = torch.autograd.grad(loss / len(y), params, materialize_grads=True)
-        total += torch.cat([g.flatten() for g in grads])
+        grads = iter(torch.autograd.grad(loss / len(y), trained, materialize_grads=True))
+        each = [next(grads) if p.requires_grad else torch.zeros_like(p) for p in params]
+        total += torch.cat([g.flatten() for g in each])
     return total
 
 

@@ -35,9 +35,11 @@ class Forward(Protocol):
 class ManyModels:
     """Runs S states in one pass, in pieces that fit into memory."""
 
-    def __init__(self, layout: Layout, forward: Forward) -> None:
-        """Use `forward` for states of this layout."""
-        self.layout, self.forward = layout, forward
+    def __init__(
+        self, layout: Layout, forward: Forward, fixed: frozenset[str] = frozenset()
+    ) -> None:
+        """Use `forward` for states of this layout; the gradient of `fixed` parameters is 0."""
+        self.layout, self.forward, self.fixed = layout, forward, fixed
 
     @torch.no_grad()
     def logits(self, states: Tensor, x: Tensor) -> Tensor:
@@ -75,6 +77,9 @@ class ManyModels:
             each = F.cross_entropy(logits.flatten(0, 1), some_y.flatten(), reduction="none")
             grads = torch.autograd.grad((each * some.flatten()).sum(), leaves)
             total += torch.cat([g.flatten(1) for g in grads], dim=1)
+        for entry in self.layout.params:
+            if entry.name in self.fixed:
+                total[:, entry.start : entry.stop] = 0
         return total
 
 

@@ -53,6 +53,9 @@ class SerialTrainer:
         self.examples, self.recipe, self.precision = examples, recipe, precision
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = cast(nn.Module, model.to(memory_format=self.format))  # type: ignore[call-overload]
+        self._counters = [  # not part of a state, and every client starts with its own
+            (b, b.clone()) for b in self.model.buffers() if not b.is_floating_point()
+        ]
         self._teacher: nn.Module | None = None  # made when first used
 
     def train(self, start: Tensor, jobs: Jobs) -> Trained:
@@ -63,6 +66,8 @@ class SerialTrainer:
             job = jobs.pick(torch.tensor([j], device=jobs.start.device))
             teacher = self._teacher_at(states[j]) if job.distill > 0 else None
             self.layout.write(states[j], self.model)
+            for counter, fresh in self._counters:
+                counter.copy_(fresh)
             self.model.train()
             visit = int(job.visit)
             block = None if visit < 0 else self.blocks[serpentine(visit, len(self.blocks))]

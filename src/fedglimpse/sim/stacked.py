@@ -6,7 +6,8 @@ Dense layers become batched matrix products on `[J, B, F]`; convolutions become 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,18 +23,33 @@ _KNOWN = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.Flatten, *_BATCH_NORMS, *_POOLS
 
 
 def chain(model: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """Return the layers of nested `nn.Sequential`s in order, with their names."""
-    if not isinstance(model, nn.Sequential):
+    """Return the layers of nested `nn.Sequential`s in order, with their names.
+
+    A layer that is used twice comes twice; a `Sequential` with a way of its own is one layer.
+    """
+    if type(model) is not nn.Sequential:
         return [(prefix, model)]
-    parts = [chain(m, f"{prefix}.{n}" if prefix else n) for n, m in model.named_children()]
+    named = model._modules  # named_children leaves repetitions out
+    parts = [chain(m, f"{prefix}.{n}" if prefix else n) for n, m in named.items()]
     return [layer for part in parts for layer in part]
 
 
-def unstackable(model: nn.Module) -> str:
-    """Say which layer cannot be stacked, or return an empty string."""
+def unstackable(model: nn.Module, shape: Sequence[int] | None = None) -> str:
+    """Say what cannot be stacked, or return an empty string.
+
+    Args:
+        model: whose copies are to be one model.
+        shape: of one example; stacked copies are then tried out beside the model itself.
+    """
+    if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+        return "a model with forward hooks"
+    known = {n for n, _ in (*model.named_parameters(), *model.named_buffers())}
     for name, layer in chain(model):
+        prefix = f"{name}." if name else ""
+        if any(prefix + own not in known for own in _tensors_of(layer)):
+            return f"{name} ({type(layer).__name__}), whose weights another layer has too"
         odd = (
-            not isinstance(layer, _KNOWN)
+            type(layer) not in _KNOWN
             or (
                 isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros")
             )
@@ -43,7 +59,27 @@ def unstackable(model: nn.Module) -> str:
         )
         if odd:
             return f"{name or 'the model'} ({type(layer).__name__})"
+    if shape is not None and not _agrees(model, shape):
+        return f"these layers on examples of shape {tuple(shape)}"
     return ""
+
+
+@torch.no_grad()
+def _agrees(model: nn.Module, shape: Sequence[int]) -> bool:
+    """True where stacked copies score examples as the model itself does, in evaluation mode."""
+    device, training = next(model.parameters()).device, model.training
+    x = torch.arange(2 * math.prod(shape), device=device).sin().view(2, *shape)
+    own = model.eval()(x)
+    model.train(training)
+    state = {n: torch.stack([v, v]) for n, v in model.state_dict().items()}
+    stacked = StackedModel(model)
+    try:
+        both = stacked.forward(torch.stack([x, x]), state, None, frozen=stacked.names)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return both.shape == (2, *own.shape) and bool(
+        torch.allclose(both, own.expand_as(both), rtol=1e-2, atol=1e-2 * float(own.abs().max()))
+    )
 
 
 def _plain_batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> bool:
@@ -62,7 +98,11 @@ class StackedModel:
             )
         self.layers = chain(model)
         self.names = frozenset(name for name, _ in self.layers)
-        self.dense = frozenset(name for name, m in self.layers if isinstance(m, nn.Linear))
+        self.dense = frozenset(  # may step by themselves
+            name
+            for name, m in self.layers
+            if isinstance(m, nn.Linear) and all(p.requires_grad for p in m.parameters())
+        )
 
     def forward(
         self,
@@ -90,7 +130,7 @@ class StackedModel:
         for name, layer in self.layers:
             prefix = f"{name}." if name else ""
             own = {k: state[prefix + k] for k in _tensors_of(layer)}
-            if learn is not None and isinstance(layer, nn.Linear) and name not in frozen:
+            if learn is not None and name in self.dense and name not in frozen:
                 x = _DescendingLinear.apply(
                     x, own["weight"], own.get("bias"), learn.lr, learn.token
                 )

@@ -32,8 +32,9 @@ class Passed(NamedTuple):
 
 
 def fits(model: nn.Module) -> bool:
-    """True where every layer has a fast form here."""
-    return all(_fits(layer) for _, layer in chain(model))
+    """True where every layer of a model that can be stacked has a fast form here, and trains."""
+    trains = all(p.requires_grad for p in model.parameters())
+    return trains and all(_fits(layer) for _, layer in chain(model))
 
 
 def _fits(layer: nn.Module) -> bool:
@@ -41,7 +42,8 @@ def _fits(layer: nn.Module) -> bool:
         plain = layer.kernel_size == (3, 3) and layer.stride == (1, 1) and layer.groups == 1
         return plain and layer.dilation == (1, 1) and layer.padding in ((0, 0), (1, 1))
     if isinstance(layer, nn.MaxPool2d):
-        return layer.kernel_size == 2 and layer.stride == 2 and layer.padding == 0
+        halves = layer.kernel_size == 2 and layer.stride == 2 and layer.padding == 0
+        return halves and layer.dilation == 1 and not layer.ceil_mode
     if isinstance(layer, _NORMS):
         return layer.affine and layer.track_running_stats and layer.momentum is not None
     return isinstance(layer, (nn.Linear, nn.Flatten, *_POINTWISE))
