@@ -220,12 +220,20 @@ def test_trace_waits_for_the_next_window_with_somebody() -> None:
     sessions = {"x": [(0.0, 10.0)], "y": [(500.0, 520.0)]}
     spans = {"x": [(0.0, 1000.0)], "y": [(0.0, 1000.0)]}
     world = Trace(sessions, 10.0, 2, start=0.0, devices=spans)
-    first, second = world.visible(0, 0).tolist(), world.visible(0, 50).tolist()
-    assert sorted(first + second) == [0, 1]
-    for t in (1, 2, 30, 49, 51):
-        assert world.visible(0, t).tolist() == second
-    for t in (52, 99, 100):
-        assert world.visible(0, t).tolist() == first
+    # x is ready in one window of a turn, y in the two of 500 to 520 s: empty ones are no rounds
+    rounds = [world.visible(0, t).tolist() for t in range(7)]
+    x, y = rounds[0], rounds[1]
+    assert sorted(x + y) == [0, 1]
+    assert rounds == [x, y, y, x, y, y, x]
+    again = Trace(sessions, 10.0, 2, start=0.0, devices=spans)
+    assert again.visible(0, 5).tolist() == y  # whatever was asked before
+
+
+def test_the_largest_cluster_is_known() -> None:
+    for clients, size, overlap in [(26, 10, 0), (14, 10, 0), (100, 10, 3), (7, 7, 6), (9, 2, 1)]:
+        world = Overlapping(clients, size, overlap)
+        sizes = [len(world.cluster(0, i)) for i in range(world.num_clusters)]
+        assert world.largest == max(sizes)
 
 
 def test_trace_samples_devices_or_shifts_the_clock_of_reused_ones() -> None:
@@ -255,6 +263,9 @@ def test_trace_without_spans_repeats_after_whole_days() -> None:
         ("device,ready_start_s,ready_end_s\n1,5,3\n", "line 2: ready_end_s=3 is before"),
         ("device,ready_start_s,ready_end_s\n", "holds no sessions"),
         ("", "line 1: no column 'device'"),
+        ("device,ready_start_s,ready_end_s\n,1,2\n", "line 2: there is no device"),
+        ("ready_start_s,ready_end_s,device\n1,2\n", "line 2: there is no device"),
+        ("device,ready_start_s,ready_end_s\n1,-1e308,1e308\n", "ready_start_s='-1e308' is not a"),
     ],
 )
 def test_bad_csv_names_the_line(tmp_path: Path, text: str, message: str) -> None:

@@ -98,6 +98,12 @@ class Parts:
         """Return one federation of `config`, at round 0."""
         population = population_of(config, self.dataset, seed)
         check_counts(config, population.num_clients)
+        if int(population.sizes.max()) < 2:
+            raise UserError(
+                f"No client holds more than one example, and a batch of one trains nothing: give "
+                f"the {population.num_clients} clients more with data.samples, or have fewer with "
+                "data.clients."
+            )
         setting = Setting(
             config=config,
             seed=seed,

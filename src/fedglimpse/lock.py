@@ -22,15 +22,16 @@ SUFFIX = ".lock"
 
 
 @contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
+def locked(folder: Path, what: str, otherwise: str = "name another --out") -> Iterator[None]:
     """Hold the lock of an existing folder, or raise UserError where another process has it.
 
     Args:
         folder: what is to be used alone.
-        what: sweep or run.
+        what: the work in it, such as sweep or run.
+        otherwise: what a user may do instead of waiting.
     """
-    path = folder / f"{what}{SUFFIX}"
-    file = _take(path, what)
+    path = folder / f"{what.replace(' ', '-')}{SUFFIX}"
+    file = _take(path, what, otherwise)
     try:
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
@@ -41,14 +42,14 @@ def locked(folder: Path, what: str) -> Iterator[None]:
         file.close()
 
 
-def _take(path: Path, what: str) -> TextIO:
+def _take(path: Path, what: str, otherwise: str) -> TextIO:
     while True:
         try:
             file = path.open("a+")
         except OSError as error:
             raise UserError(
                 f"Could not write to {path.parent} ({error.strerror}): make room, mend access, or "
-                "name another --out."
+                f"{otherwise}."
             ) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,7 +59,7 @@ def _take(path: Path, what: str) -> TextIO:
             file.close()
             raise UserError(
                 f"{path.parent} is in use by another {what} ({owner}): wait for it, stop it, or "
-                "name another --out."
+                f"{otherwise}."
             ) from None
         except OSError:
             return file  # no locks on this drive

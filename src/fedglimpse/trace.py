@@ -16,6 +16,7 @@ from fedglimpse import rng
 from fedglimpse.errors import UserError
 
 _DAY = 86_400.0
+_FARTHEST = 1e12  # seconds, thirty thousand years: beyond it, clocks lose their seconds
 Intervals = Mapping[str, Sequence[tuple[float, float]]]  # device -> (start, end), seconds
 
 
@@ -66,6 +67,9 @@ class Trace:
     start: float | None = None
     devices: str | Path | Intervals | None = None
     _table: _Table = field(init=False, repr=False, compare=False)
+    _windows: dict[int, list[int]] = field(  # seed -> the window of each round
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _replays: dict[int, _Replay] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -84,20 +88,34 @@ class Trace:
         object.__setattr__(self, "_table", _tabulate(sessions, spans))
 
     def visible(self, seed: int, round_num: int) -> Tensor:
-        """Return the clients that are ready within the round's window."""
+        """Return the clients that are ready in the round's window.
+
+        Windows in which nobody is ready are no rounds: round r is the r-th of the others.
+        """
         if seed not in self._replays:
-            self._replays[seed] = self._cast(seed)
-        replay = self._replays[seed]
-        width = torch.clamp(replay.span, max=self.round_seconds)  # [S] a longer look sees it all
-        while True:
-            now = (replay.clock + round_num * self.round_seconds) % replay.span  # [S]
-            ready = torch.zeros_like(replay.client, dtype=torch.bool)  # [S]
-            for turn in (-replay.span, 0.0, replay.span):  # windows and sessions cross the wrap
-                ready |= (replay.start + turn < now + width) & (replay.end + turn > now)
-            if ready.any():
-                return torch.unique_consecutive(replay.client[ready])  # [V] sorted
+            self._replays[seed], self._windows[seed] = self._cast(seed), []
+        replay, windows = self._replays[seed], self._windows[seed]
+        while len(windows) <= round_num:
+            windows.append(self._next_window(replay, windows[-1] + 1 if windows else 0))
+        ready = self._ready(replay, windows[round_num])
+        return torch.unique_consecutive(replay.client[ready])  # [V] sorted
+
+    def _next_window(self, replay: _Replay, window: int) -> int:
+        """Return the first window, from this one on, in which somebody is ready."""
+        while not self._ready(replay, window).any():
+            now = (replay.clock + window * self.round_seconds) % replay.span  # [S]
             wait = float(((replay.start - now) % replay.span).min())
-            round_num += max(1, int(wait // self.round_seconds))
+            window += max(1, int(wait // self.round_seconds))
+        return window
+
+    def _ready(self, replay: _Replay, window: int) -> Tensor:
+        """Return which sessions `[S]` reach into a window."""
+        width = torch.clamp(replay.span, max=self.round_seconds)  # [S] a longer look sees it all
+        now = (replay.clock + window * self.round_seconds) % replay.span  # [S]
+        ready = torch.zeros_like(replay.client, dtype=torch.bool)  # [S]
+        for turn in (-replay.span, 0.0, replay.span):  # windows and sessions cross the wrap
+            ready |= (replay.start + turn < now + width) & (replay.end + turn > now)
+        return ready
 
     def _cast(self, seed: int) -> _Replay:
         """Give every client a device, and every clock its start."""
@@ -136,6 +154,11 @@ def _tabulate(sessions: Intervals, spans: Intervals | None) -> _Table:
     for name in sessions:
         if name not in spans:
             raise UserError(f"Device '{name}' has sessions but no row in the csv of devices.")
+    for name, rows_of_it in spans.items():
+        if len(rows_of_it) > 1:
+            raise UserError(
+                f"Device '{name}' has {len(rows_of_it)} rows in the csv of devices; write one."
+            )
     names = sorted(spans)
     rows = [(i, *pair) for i, name in enumerate(names) for pair in sessions.get(name, ())]
     device = torch.tensor([row[0] for row in rows])  # [S]
@@ -185,6 +208,8 @@ def _read(path: Path, first: str, last: str) -> Intervals:
                 start, end = (_seconds(row[name], name, where) for name in (first, last))
                 if end < start:
                     raise UserError(f"{where}: {last}={end:g} is before {first}={start:g}; swap.")
+                if not row["device"]:
+                    raise UserError(f"{where}: there is no device; write its name.")
                 found.setdefault(row["device"], []).append((start, end))
     except OSError as error:
         raise UserError(
@@ -203,6 +228,6 @@ def _seconds(text: str | None, name: str, where: str) -> float:
         value = float(text or "")
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f"{where}: {name}={text!r} is not a number; write seconds, e.g. 3600.")
+    if not abs(value) <= _FARTHEST:
+        raise UserError(f"{where}: {name}={text!r} is not a time; write seconds, e.g. 3600.")
     return value

@@ -9,6 +9,7 @@ import torch
 
 from fedglimpse.config import Config
 from fedglimpse.errors import UserError, nearest
+from fedglimpse.visibility import Overlapping
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "data.partition": ("dirichlet", "label_skew", "iid", "subject"),
@@ -78,6 +79,11 @@ def check(config: Config) -> None:
         raise UserError(
             f"engine.max_jobs={most} is not a number of clients: use auto, or 1 or more."
         )
+    if config.local.momentum and config.local.optimizer == "adam":
+        raise UserError(
+            f"local.momentum={config.local.momentum} has no effect with local.optimizer=adam: "
+            "leave it out, or use local.optimizer=sgd."
+        )
     if not config.seeds:
         raise UserError("seeds=[] is empty: give at least one seed, such as seeds=[0].")
     if len(set(config.seeds)) < len(config.seeds):
@@ -104,7 +110,10 @@ def check_counts(config: Config, num_clients: int) -> None:
             f"visibility.cluster_size={config.visibility.cluster_size} is more than the "
             f"{num_clients} clients there are: use at most {num_clients}."
         )
-    most = config.visibility.cluster_size if clustered else num_clients
+    most = num_clients
+    if clustered:
+        overlap = config.visibility.overlap if config.visibility.kind == "overlapping" else 0
+        most = Overlapping(num_clients, config.visibility.cluster_size, overlap).largest
     if config.visibility.min_visible > most:
         raise UserError(
             f"visibility.min_visible={config.visibility.min_visible} can never be met, since at "

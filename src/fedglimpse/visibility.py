@@ -86,6 +86,11 @@ class Overlapping:
         """How many places the server can be at."""
         return max(1, round(self.num_clients / (self.cluster_size - self.overlap)))
 
+    @property
+    def largest(self) -> int:
+        """How many clients the server sees at most."""
+        return min(-(-self.num_clients // self.num_clusters) + self.overlap, self.num_clients)
+
     def cluster(self, seed: int, index: int) -> Tensor:
         """Return the sorted ids of one cluster of the run with this seed."""
         if (seed, index) not in self._clusters:

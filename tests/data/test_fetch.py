@@ -1,6 +1,7 @@
 import contextlib
 import errno
 import hashlib
+import os
 import threading
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ from fedglimpse.data import fetch as module
 from fedglimpse.data import official
 from fedglimpse.data.fetch import download, fetch
 from fedglimpse.errors import UserError
+from fedglimpse.lock import locked
 
 CONTENT = bytes(i * 7 % 251 for i in range(700_000))
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -231,6 +233,23 @@ def test_a_folder_that_cannot_be_made(server, tmp_path):
 def test_only_http_is_fetched(tmp_path):
     with pytest.raises(UserError, match="http:// or https://"):
         quick("file:///etc/hosts", tmp_path / "file.bin")
+
+
+@pytest.mark.parametrize("url", ["http://[bad", "http://..a"])
+def test_an_address_that_cannot_be_one(url, tmp_path):
+    with pytest.raises(UserError, match="is no address"):
+        fetch("fashion", tmp_path, base_url=url)
+
+
+def test_two_at_a_time_do_not_write_into_one_file(server, tmp_path):
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    with (
+        locked(folder, "fetch of fashion"),
+        pytest.raises(UserError, match=f"another fetch of fashion .process {os.getpid()}"),
+    ):
+        fetch("fashion", tmp_path, base_url=server.url)
+    assert list(folder.iterdir()) == []
 
 
 def test_fetch_fashion_gets_four_files_and_keeps_intact_ones(server, tmp_path, monkeypatch):

@@ -150,6 +150,20 @@ def test_an_empty_configuration_is_no_run(tmp_path: Path) -> None:
 def test_visibility_that_can_never_suffice_is_refused() -> None:
     with pytest.raises(UserError, match=r"min_visible=11 can never be met"):
         run({"visibility.min_visible": 11, **SHORT})
+    uneven = {"data.clients": 26, "visibility.min_visible": 10, **SHORT}  # clusters of 8 and 9
+    with pytest.raises(UserError, match=r"min_visible=10 can never be met, since at most 9"):
+        run(uneven)
+
+
+@pytest.mark.parametrize("few", [{"data.samples": 1}, {"data.clients": 1294}])
+def test_clients_that_cannot_train_are_refused(few: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="No client holds more than one example"):
+        run({**few, **SHORT})
+
+
+def test_momentum_that_does_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match=r"local\.momentum=0\.9 has no effect"):
+        run({"local.optimizer": "adam", "local.momentum": 0.9, **SHORT})
 
 
 def test_a_run_that_learnt_nothing_says_so(tmp_path: Path) -> None:

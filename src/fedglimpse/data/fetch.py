@@ -16,6 +16,7 @@ from typing import IO
 from fedglimpse.data import official
 from fedglimpse.data.sources import NAMES, data_directory
 from fedglimpse.errors import UserError, nearest
+from fedglimpse.lock import locked
 
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all (None: not told)
 
@@ -91,11 +92,14 @@ def fetch(
     remote = _REMOTES[name]
     folder = data_directory(data_dir) / remote.folder
     base = (base_url or remote.base_url).rstrip("/")
-    for filename, md5 in remote.md5.items():
-        target = folder / filename
-        check = partial(_check_md5, expected=md5) if md5 else _check_har
-        if not _intact(target, check):
-            download(f"{base}/{filename}", target, check, progress)
+    with _disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, f"fetch of {name}", "set FEDGLIMPSE_DATA to another folder"):
+        for filename, md5 in remote.md5.items():
+            target = folder / filename
+            check = partial(_check_md5, expected=md5) if md5 else _check_har
+            if not _intact(target, check):
+                download(f"{base}/{filename}", target, check, progress)
     return folder if remote.folder else target
 
 
@@ -181,6 +185,8 @@ def _open(url: str, have: int, timeout: float) -> http.client.HTTPResponse | Non
             urllib.request.Request(url, headers=headers), timeout=timeout
         )
         return response
+    except ValueError as error:  # raised before a byte is sent
+        raise UserError(f"'{url}' is no address ({error}); mend the mirror's address") from None
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and have:
@@ -232,7 +238,7 @@ def _intact(target: Path, check: Callable[[Path], None]) -> bool:
         return False
     try:
         check(target)
-    except UserError:
+    except (UserError, OSError):
         return False
     return True
 

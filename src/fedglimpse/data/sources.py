@@ -72,7 +72,13 @@ def data_directory(data_dir: str | Path | None = None) -> Path:
     """Return where datasets are kept: `data_dir`, else $FEDGLIMPSE_DATA, else the user's cache."""
     chosen = data_dir or os.environ.get("FEDGLIMPSE_DATA")
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError:
+            raise UserError(
+                f"FEDGLIMPSE_DATA={chosen} begins with a user that is not there; write the whole "
+                "path"
+            ) from None
     cache = os.environ.get("XDG_CACHE_HOME")
     if cache and Path(cache).is_absolute():  # the XDG specification ignores relative values
         return Path(cache) / "fedglimpse"
@@ -135,8 +141,16 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path | None:
     """Return the first complete place of a dataset's files, else the first partial, else None."""
     files = _FILES[name]
     places = [data_directory(data_dir) / candidate for candidate in files.candidates]
-    present = [p for p in places if p.is_file() or (p.is_dir() and any(p.iterdir()))]
-    complete = [p for p in present if p.is_file() or all((p / m).is_file() for m in files.members)]
+    try:
+        present = [p for p in places if p.is_file() or (p.is_dir() and any(p.iterdir()))]
+        complete = [
+            p for p in present if p.is_file() or all((p / m).is_file() for m in files.members)
+        ]
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} cannot be read ({error.strerror}); mend access, or set "
+            "FEDGLIMPSE_DATA to another folder"
+        ) from None
     return next(iter(complete + present), None)
 
 
