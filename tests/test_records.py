@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
     folder, state = opened(tmp_path / "r", resume=True)
     assert state is None
     assert folder.read() == []
+
+
+def test_every_reader_of_json_takes_what_diverged(tmp_path: Path) -> None:
+    folder, _ = opened(tmp_path / "r")
+    folder.append([{"round": 0, "loss": float("inf"), "q": [1.0, float("nan")], "info": {"a": 2}}])
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    line = json.loads(folder.rounds.read_text(), parse_constant=refuse)
+    assert line == {"round": 0, "loss": None, "q": [1.0, None], "info": {"a": 2}}
 
 
 def test_damaged_records_are_one_sentence(tmp_path: Path) -> None:

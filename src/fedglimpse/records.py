@@ -13,6 +13,7 @@ each round appears once.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,8 +89,8 @@ class RunFolder:
             yield
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
-        """Add one line for each record."""
-        text = "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in records)
+        """Add one line for each record; a number that is not finite is null, as JSON has it."""
+        text = "".join(as_json(record) + "\n" for record in records)
         with writing(self.path), self.rounds.open("a") as file:
             file.write(text)
 
@@ -144,6 +145,22 @@ class RunFolder:
                 f"{self.rounds} has {size} bytes, but {wanted} were written up to the checkpoint: "
                 "bring the file back, or delete checkpoint.pt to start this run again from round 0."
             )
+
+
+def as_json(record: Mapping[str, Any]) -> str:
+    """Return a record as one line that every reader of JSON takes."""
+    try:
+        return json.dumps(record, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(record), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(some) for key, some in value.items()}
+    return [_finite(some) for some in value] if isinstance(value, list | tuple) else value
 
 
 def stored_config(path: Path) -> Config:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedglimpse.crew import Crew
+from fedglimpse.errors import UserError
 from fedglimpse.sim.world import Lane, World
 
 
@@ -55,6 +56,11 @@ def snapshot(world: World, lanes: Sequence[Lane] | None = None) -> dict[str, Any
 
 def restore(world: World, state: Mapping[str, Any], lanes: Sequence[Lane] | None = None) -> None:
     """Put all or some lanes back to where `snapshot` was taken."""
+    if "lanes" not in state:
+        raise UserError(
+            f"The run there is one on devices, {state['round']} rounds of it: continue it with its "
+            "Flower app, or name another --out."
+        )
     for r, saved in zip(places_of(world, lanes), state["lanes"], strict=True):
         world.load_lane_state(r, saved)
         world.lanes[r].method.selector.load_state_dict(saved["selector"])

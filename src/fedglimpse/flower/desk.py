@@ -16,6 +16,7 @@ from fedglimpse.flower.device import GRADIENTS
 from fedglimpse.flower.federation import Federation
 from fedglimpse.flower.ledger import Sheet
 from fedglimpse.sim.gradients import mean_gradient
+from fedglimpse.sim.training import starts_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Desk:
         """Remember what these clients train from."""
         fed = self.fed
         if start is None:
-            rows = fed.method.aggregator.starts(fed.state.clone(), torch.tensor(ids))  # [n, d]
+            at = torch.tensor(ids, dtype=torch.long)
+            rows = starts_of(fed.method.aggregator, fed.state.clone(), at)  # [n, d]
         else:
             rows = start.expand(len(ids), -1)
         self._starts |= dict(zip(ids, rows, strict=True))
@@ -85,13 +87,11 @@ class Desk:
     def _requests(
         self, ids: list[int], needs: frozenset[str], after: frozenset[str], first: int = 0
     ) -> dict[int, RecordDict]:
-        fed, config = self.fed, self.fed.config
+        fed = self.fed
         common: dict[str, wire.Plain] = {
             **fed.told,
-            **wire.settings_of(config, fed.method.objective),
+            **wire.about(fed.config, fed.method.objective, fed.problem.num_classes),
             "round": self.sheet.round_num,
-            "seed": fed.seed,
-            "classes": fed.problem.num_classes,
             "model": wire.fingerprint(fed.layout),
             "needs": wire.joined(needs),
             "after": wire.joined(after),
@@ -152,9 +152,13 @@ class Desk:
 
     def _read(self, content: RecordDict, needs: frozenset[str], client: int) -> dict[str, Tensor]:
         """Return the reports of a reply, and note its size and loss."""
-        fed = self.fed
+        sizes = self.fed.roster.sizes
+        size = size_in(content, sizes[client])
+        if size == 0:
+            sizes[client] = 0  # it is greeted again before it gets more work
+            raise Refused("no examples")
         reports = {name: report_of(content, name, self._shape(name)) for name in needs}
-        fed.roster.sizes[client] = size_in(content, fed.roster.sizes[client])
+        sizes[client] = size
         with suppress(Refused):  # a client need not say
             self.sheet.losses[client] = float(report_of(content, "train_loss", ()))
         return reports

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedglimpse import rng
 from fedglimpse.config import LocalConfig, SketchConfig
-from fedglimpse.data.dataset import Dataset
+from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.population import Population
 from fedglimpse.engine import recipe_of
 from fedglimpse.flower.projection import projection
@@ -162,7 +162,8 @@ class Device:
         x, y = self.data(self.settings)
         rows, more = torch.arange(len(y)), 0 if proxy is None else len(proxy)
         if proxy is not None:
-            x, y = torch.cat([x, proxy.to(x.dtype)]), torch.cat([y, y.new_zeros(more)])
+            x = as_input(x)  # the server may store its images as bytes, this client as floats
+            x, y = torch.cat([x, as_input(proxy).to(x.dtype)]), torch.cat([y, y.new_zeros(more)])
         classes = self.settings["classes"]
         dataset = Dataset("local", "local", x, y, x[:0], y[:0], classes)
         return Population(dataset, (rows,), len(rows) + torch.arange(more))

@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,13 +32,14 @@ from fedglimpse.flower.identity import Roster
 from fedglimpse.flower.ledger import Sheet
 from fedglimpse.flower.reception import Reception, wait_until
 from fedglimpse.flower.round import Round
-from fedglimpse.flower.served import Plan, plan_of
+from fedglimpse.flower.served import check_served, plan_of
 from fedglimpse.layout import Layout
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
 from fedglimpse.records import RunFolder, write_atomically
-from fedglimpse.rl.policy import write_policy
+from fedglimpse.rl.policy import check_place, write_policy
 from fedglimpse.summary import summarise
+from fedglimpse.types import Method
 from fedglimpse.validate import check
 
 __all__ = ["Finished", "Problem", "Server", "Terms"]
@@ -83,19 +85,34 @@ class Server:
         """
         config = self.config if isinstance(self.config, Config) else resolve(self.config)
         config = replace(config, checkpoint=replace(config.checkpoint, every=1))
-        plan = self._check(config)
+        method = self._check(config, start)
         folder = None if self.out is None else RunFolder(Path(self.out))
-        saved = None if folder is None else folder.open(config, resume=True)
+        with nullcontext() if folder is None else folder.alone():
+            return self._serve(config, method, folder, grid, start)
+
+    def _serve(
+        self,
+        config: Config,
+        method: Method,
+        folder: RunFolder | None,
+        grid: Grid,
+        start: Tensor | None,
+    ) -> Finished:
+        """Run all rounds that are left in a folder that is ours alone."""
+        saved = None if folder is None else self._open(config, folder)
+        first = 0 if saved is None else saved["round"]
         exchange = Exchange(grid, self.terms.poll, self.terms.patience)
         roster = Roster(config.data.clients)
         if saved is not None:
             roster.load_state_dict(saved["roster"])
-        hello = wire.request(self.told, {})
-        reception = Reception(exchange, roster, hello, self.terms.hello_timeout, plan.wanted)
-        self._await_clients(reception, resumed=saved is not None)
+        told = {**self.told, **wire.about(config, method.objective, self.problem.num_classes)}
+        wanted = plan_of(method, config).wanted
+        reception = Reception(exchange, roster, told, self.terms.hello_timeout, wanted)
+        if first < config.rounds:
+            self._await_clients(reception, first, resumed=saved is not None)
         fed = self._federation(config, exchange, roster, start, saved)
         records = folder.read() if folder is not None else []
-        for round_num in range(0 if saved is None else saved["round"], config.rounds):
+        for round_num in range(first, config.rounds):
             record = play_round(fed, reception, round_num)
             records.append(record)
             if folder is not None:
@@ -103,34 +120,67 @@ class Server:
             log.info("%s", line_of(record, config))
         return self._finish(fed, folder, records)
 
-    def _check(self, config: Config) -> Plan:
-        """Return how rounds go; UserError for a run that cannot be, before anything is done."""
+    def _check(self, config: Config, start: Tensor | None) -> Method:
+        """Return the method; UserError for a run that cannot be, before anything is done."""
         check(config)
+        check_served(config)
         if len(config.seeds) != 1:
             raise UserError(
                 f"seeds={list(config.seeds)}: devices run one seed at a time, such as seeds=[0]."
             )
         if config.data.clients < 1:
             raise UserError("data.clients=0: say how many clients there may be, such as 100.")
+        if self.terms.min_clients > config.data.clients:
+            raise UserError(
+                f"min_clients={self.terms.min_clients} is more than "
+                f"data.clients={config.data.clients}: use at most {config.data.clients}."
+            )
         layout, even = Layout.of(self.problem.model()), torch.ones(config.data.clients).long()
         setting = Setting(
             config, config.seeds[0], even, self.problem.num_classes, layout.num_params
         )
+        if start is not None and start.shape != (layout.size,):
+            raise UserError(
+                f"The initial model has shape {list(start.shape)}, but problem.model has "
+                f"{layout.size} floats: start from a state of the same model."
+            )
         method = registry.build(config.method, setting)
+        plan_of(method, config)
         if config.agent.save and not hasattr(method.selector, "policy"):
             raise UserError(
                 f"agent.save={config.agent.save}, but method={config.method} learns no policy: "
                 "use method=glimpse or leave agent.save out."
             )
-        return plan_of(method, config)
+        if config.agent.save:
+            check_place(config.agent.save)
+        return method
 
-    def _await_clients(self, reception: Reception, resumed: bool) -> None:
+    def _open(self, config: Config, folder: RunFolder) -> dict[str, Any] | None:
+        """Return what to continue from, if anything; what cannot be continued stays as it is."""
+        folder.check(config, resume=True)
+        there = folder.checkpoint.read()
+        if there is not None and "roster" not in there:
+            raise UserError(
+                f"{folder.path} holds a run of the simulator: continue it with fedglimpse run "
+                "--resume, or name another out."
+            )
+        layout = Layout.of(self.problem.model())
+        ours = wire.fingerprint(layout)
+        if there is not None and there.get("model", ours) != ours:
+            raise UserError(
+                f"{folder.path} holds a run of another model, with "
+                f"{len(there['federation']['state'])} floats, while problem.model has "
+                f"{layout.size}: build the model that it began with, or name another out."
+            )
+        return folder.open(config, resume=True)
+
+    def _await_clients(self, reception: Reception, first: int, resumed: bool) -> None:
         """Wait until enough clients have said hello; a run that is resumed goes on with any."""
         wanted = 1 if resumed else self.terms.min_clients or reception.roster.room
         met: list[int] = []
 
         def enough() -> bool:
-            met[:] = reception.online("0")
+            met[:] = reception.online(first)
             return len(met) >= wanted
 
         if not wait_until(enough, reception.exchange, self.terms.start_timeout):
@@ -179,7 +229,8 @@ def play_round(fed: Federation, reception: Reception, round_num: int) -> dict[st
 
     def enough() -> bool:
         shown = set(fed.visibility.visible(fed.seed, round_num).tolist())
-        visible[:] = [c for c in reception.online(str(round_num)) if c in shown]
+        online, sizes = reception.online(round_num), fed.roster.typical_sizes()
+        visible[:] = [c for c in online if c in shown and sizes[c] > 0]
         return len(visible) >= fed.config.visibility.min_visible
 
     metrics: Mapping[str, float] = {}
@@ -212,6 +263,7 @@ def _save(folder: RunFolder, fed: Federation, record: dict[str, Any]) -> None:
             "federation": fed.state_dict(),
             "roster": fed.roster.state_dict(),
             "sizes": fed.setting.sizes,
+            "model": wire.fingerprint(fed.layout),
         }
     )
     write_atomically(folder.path / "clients.json", json.dumps(fed.roster.names, indent=1))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -59,13 +60,26 @@ class Terms:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
+        for item in fields(self):
+            _check_number(item.name, getattr(self, item.name), whole=isinstance(item.default, int))
         if not 0 <= self.quorum <= 1:
             raise UserError(f"quorum={self.quorum} is not a share: use 0 to 1, such as 0.5.")
         for name in ("hello_timeout", "train_timeout", "upload_timeout", "poll"):
             if getattr(self, name) <= 0:
                 raise UserError(f"{name}={getattr(self, name)} must be greater than 0 seconds.")
+        for name in ("min_clients", "start_timeout", "visible_timeout"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name}={getattr(self, name)} is too small: use 0 or more.")
         if self.patience < 1:
             raise UserError(f"patience={self.patience} must be 1 or more timeouts.")
+
+
+def _check_number(name: str, value: object, whole: bool) -> None:
+    """Raise UserError for a term that is not a finite number of its kind."""
+    kind = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+        wanted = "a whole number" if whole else "a finite number"
+        raise UserError(f"{name}={value!r} must be {wanted}, such as {getattr(Terms, name)}.")
 
 
 @dataclass
@@ -88,7 +102,7 @@ class Federation:
     reward: Reward
     visibility: Visibility
     told: Mapping[str, Any] = field(default_factory=dict)  # the user's own settings for clients
-    visits: int = 0  # clients that were asked to train after a choice
+    visits: int = 0  # clients that were asked to train in all rounds
 
     @staticmethod
     def build(

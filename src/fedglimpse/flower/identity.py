@@ -26,7 +26,7 @@ def identity(registered: str, declared: str, node_id: int) -> str:
 def natural(name: str) -> list[tuple[int, int | str]]:
     """Return a sort key that puts site-2 before site-10."""
     parts = re.split(r"(\d+)", name)
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts if part]
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,12 @@ class Roster:
         """Take in nodes; returns those for which there is no room.
 
         New identities get the next dense ids, in natural order of their names. An identity that
-        was known keeps its id: the newest connection counts.
+        was known keeps its id: the newest connection counts. A node that was known by another
+        name is no longer reached by that one.
         """
-        left_out = []
+        arrivals, left_out = list(arrivals), []
+        moved = {arrival.node_id for arrival in arrivals}
+        self.nodes = {client: node for client, node in self.nodes.items() if node not in moved}
         for arrival in sorted(arrivals, key=lambda a: natural(a.name)):
             if arrival.name not in self.names:
                 if len(self.names) >= self.room:
@@ -63,13 +66,13 @@ class Roster:
                 self.sizes.append(-1)
             client = self.names.index(arrival.name)
             self.nodes[client] = arrival.node_id
-            if arrival.size >= 0:
+            if arrival.size >= 0 or self.sizes[client] == 0:
                 self.sizes[client] = arrival.size
         return left_out
 
     def typical_sizes(self) -> list[int]:
-        """Return the size of each of the N clients; of an unknown one, the mean of the known."""
-        known = [size for size in self.sizes if size >= 0]
+        """Return the size of each of the N clients; of an unknown one, the mean of the others."""
+        known = [size for size in self.sizes if size > 0]
         mean = round(sum(known) / len(known)) if known else 1
         all_sizes = [*self.sizes, *[-1] * (self.room - len(self.sizes))]
         return [size if size >= 0 else mean for size in all_sizes]

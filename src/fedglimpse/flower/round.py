@@ -30,8 +30,7 @@ class Round:
     def play(self) -> Mapping[str, float]:
         """Run the round; returns what the selector's feedback said."""
         fed = self.fed
-        asked = [c for c in self.sheet.visible if fed.sizes[c] > 0]
-        view, ready = self._observe(asked)
+        view, ready = self._observe(self.sheet.visible)
         if view is None:
             return {}
         k = fed.method.budget(fed.config.selection.k, view.num_visible)
@@ -61,6 +60,7 @@ class Round:
         elif plan.asks_all:
             kind = wire.SKETCH if plan.trains_all else wire.PROBE
             reports = self.desk.ask_reports(kind, asked)
+        self.fed.visits += len(asked) if plan.trains_all else 0
         ids = [c for c in asked if c in reports]
         if not self._enough(len(ids), len(asked)):
             return None, {}

@@ -9,9 +9,19 @@ from fedglimpse.config import Config
 from fedglimpse.errors import UserError
 from fedglimpse.flower.device import asked
 from fedglimpse.needs import CATALOGUE
+from fedglimpse.sim.lane import check_method
 from fedglimpse.types import Method
 
 FROM_STATES = frozenset({"delta_similarity", "proxy_logits"})  # only the server can compute them
+
+
+WITHOUT_EFFECT = (  # a user who sets one of these waits for something that does not come
+    "log.tensorboard",
+    "log.wandb",
+    "log.mlflow",
+    "log.own",
+    "checkpoint.keep_models",
+)
 
 
 @dataclass(frozen=True)
@@ -32,10 +42,18 @@ class Plan:
         return self.now | self.after | self.objectives
 
 
+def check_served(config: Config) -> None:
+    """Raise UserError for a setting that only the simulator follows."""
+    flat = config.flat()
+    for name in WITHOUT_EFFECT:
+        if flat[name]:
+            raise UserError(f"{name}={flat[name]} has no effect on devices: leave it out.")
+
+
 def plan_of(method: Method, config: Config) -> Plan:
     """Return how the method's rounds go, or raise UserError where it cannot run on devices."""
+    check_method(method)
     selector, later = method.selector, method.selector.learns_from | method.aggregator.needs
-    catalogue.check(selector.needs | later)
     for name in sorted(selector.needs | later):
         if CATALOGUE[name].oracle:
             raise UserError(
@@ -45,11 +63,6 @@ def plan_of(method: Method, config: Config) -> Plan:
     asks = frozenset(n for n in selector.needs if CATALOGUE[n].phase != "server")
     trains_all = catalogue.trains_before_choice(selector.needs)
     uploads_all = bool(asks & FROM_STATES)
-    if trains_all and method.schedule == "sequential":
-        raise UserError(
-            f"method={config.method} is sequential but lets all visible clients train before the "
-            "choice: use schedule='parallel'."
-        )
     ours = frozenset(n for n in later if CATALOGUE[n].from_upload) | FROM_STATES & (later | asks)
     after = frozenset(n for n in later - ours if CATALOGUE[n].phase != "server")
     return Plan(

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
 
 from fedglimpse.config import Config
 from fedglimpse.configure import resolve
@@ -35,7 +36,10 @@ def from_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path | No
     Returns:
         The configuration, the terms, and the run folder if there is one.
     """
-    keys = section(values, "fedglimpse") | {"seeds": [int(values.get("seed", 0))]}
+    seed = values.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UserError(f"seed={seed!r} must be a whole number, such as 0.")
+    keys = section(values, "fedglimpse") | {"seeds": [seed]}
     terms = section(values, "terms")
     known = [item.name for item in fields(Terms)]
     for name in terms:
@@ -94,7 +98,7 @@ class GlimpseStrategy(Strategy):
         model = self.problem.model()
         layout, start = Layout.of(model), None
         if initial_arrays is not None:
-            model.load_state_dict(initial_arrays.to_torch_state_dict())
+            _fill(model, initial_arrays)
             start = layout.read(model)
         self.summary()
         told: dict[str, Any] = dict(train_config or {})
@@ -148,6 +152,18 @@ class GlimpseStrategy(Strategy):
     ) -> MetricRecord | None:
         """Not used: the server evaluates on its own examples."""
         _own_loop()
+
+
+def _fill(model: nn.Module, arrays: ArrayRecord) -> None:
+    """Load a state dict that a user gave, or raise UserError."""
+    try:
+        model.load_state_dict(arrays.to_torch_state_dict())
+    except (RuntimeError, TypeError, ValueError) as error:
+        what = " ".join(str(error).split("\n", 1)[-1].split())[:200].rstrip(".")
+        raise UserError(
+            f"initial_arrays are not those of problem.model ({what}): give "
+            "ArrayRecord(model.state_dict()) of the same model."
+        ) from None
 
 
 def _own_loop() -> NoReturn:

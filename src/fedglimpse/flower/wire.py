@@ -65,6 +65,11 @@ def settings_of(config: Config, objective: LocalObjective) -> dict[str, Plain]:
     return flat
 
 
+def about(config: Config, objective: LocalObjective, classes: int) -> dict[str, Plain]:
+    """Return the settings that are the same in all messages of a run but `query.upload`."""
+    return {**settings_of(config, objective), "seed": config.seeds[0], "classes": classes}
+
+
 def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the settings `name.*` without their prefix."""
     return {k.removeprefix(f"{name}."): v for k, v in config.items() if k.startswith(f"{name}.")}

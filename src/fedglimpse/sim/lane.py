@@ -124,14 +124,19 @@ class Upload:
 
 
 def check_lane(lane: Lane) -> None:
-    """Raise UserError for a method that no world can run."""
-    method, objective = lane.method, lane.method.objective
+    """Raise UserError for a lane that no world can run."""
+    check_method(lane.method)
+
+
+def check_method(method: Method) -> None:
+    """Raise UserError for a method that can run nowhere, neither simulated nor on devices."""
+    selector, objective = method.selector, method.objective
     _check_parts(method)
-    catalogue.check(method.selector.needs | lane.needs_after)
+    catalogue.check(selector.needs | selector.learns_from | method.aggregator.needs)
     if method.schedule not in ("parallel", "sequential"):
         raise UserError(f"schedule={method.schedule!r} is unknown: use 'parallel' or 'sequential'.")
-    if method.schedule == "sequential" and lane.trains_first:
-        names = [n for n in method.selector.needs if catalogue.CATALOGUE[n].phase == "trained"]
+    if method.schedule == "sequential" and catalogue.trains_before_choice(selector.needs):
+        names = [n for n in selector.needs if catalogue.CATALOGUE[n].phase == "trained"]
         raise UserError(
             f"A sequential method trains after the choice, but its selector needs "
             f"{', '.join(sorted(names))} before it: use schedule='parallel', or move them to "

@@ -16,7 +16,7 @@ from fedglimpse.sim.jobs import Jobs, LocalTrainer, Outline
 from fedglimpse.sim.lane import Lane
 from fedglimpse.sim.reports import TrainedClients
 from fedglimpse.sim.transfer import sent
-from fedglimpse.types import LocalObjective
+from fedglimpse.types import Aggregator, LocalObjective
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,10 @@ def train_round(
     holdings.keep([lane.population for lane in lanes], states.device)
     parallel = [r for r in ids_of if lanes[r].method.schedule == "parallel"]
     own = states.clone().unbind()  # [d] each: aggregators may keep what they are given
-    tasks = [_Task(r, ids_of[r], _starts(lanes[r], own[r], ids_of[r]), 0) for r in parallel]
+    tasks = [
+        _Task(r, ids_of[r], starts_of(lanes[r].method.aggregator, own[r], ids_of[r]), 0)
+        for r in parallel
+    ]
     heads = {r: own[r] for r in ids_of if r not in parallel}  # where each chain stands
     parts: dict[int, list[Finished]] = {r: [] for r in ids_of}
     for stage in range(max([1, *(len(ids_of[r]) for r in heads)])):
@@ -79,12 +82,12 @@ def train_round(
     return {r: _joined(some) for r, some in parts.items() if some}
 
 
-def _starts(lane: Lane, state: Tensor, ids: Tensor) -> Tensor:
-    """Ask a lane's aggregator what these clients train from `[n, d]`."""
-    starts = lane.method.aggregator.starts(state, ids)
+def starts_of(aggregator: Aggregator, state: Tensor, ids: Tensor) -> Tensor:
+    """Ask an aggregator what these clients train from `[n, d]`; UserError where it is no answer."""
+    starts = aggregator.starts(state, ids)
     if starts.shape != (ids.shape[0], state.shape[0]):
         raise UserError(
-            f"{type(lane.method.aggregator).__name__}.starts returned shape {tuple(starts.shape)}: "
+            f"{type(aggregator).__name__}.starts returned shape {tuple(starts.shape)}: "
             f"return one state of {len(state)} floats for each of the {len(ids)} clients."
         )
     return starts

@@ -1,0 +1,205 @@
+"""Runs that cannot be on devices, or cannot go on, end in one sentence before anything is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
+
+import flower_small as small
+from flower_grid import FakeGrid
+from flower_schema import check_run_folder
+from flwr.app import ArrayRecord
+
+from fedglimpse import experiment, nets
+from fedglimpse.errors import UserError
+from fedglimpse.flower import engine
+from fedglimpse.flower.client import client_app
+from fedglimpse.flower.round import Round
+from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
+from fedglimpse.records import RunFolder
+
+
+def before(monkeypatch: pytest.MonkeyPatch, number: int, deed: Any) -> None:
+    """Do something before a round is played, once."""
+    play, todo = Round.play, [deed]
+
+    def hooked(self: Round) -> Any:
+        if self.num == number and todo:
+            todo.pop()()
+        return play(self)
+
+    monkeypatch.setattr(Round, "play", hooked)
+
+
+def kill() -> None:
+    raise KeyboardInterrupt
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, settings = tmp_path / "r", small.config("fedavg", rounds=4)
+
+    def second() -> None:
+        with pytest.raises(UserError, match="is in use by another run"):
+            small.serve(small.grid(), settings, out)
+
+    before(monkeypatch, 2, second)
+    small.serve(small.grid(), settings, out)
+    check_run_folder(out)  # every round once
+    assert not list(out.glob("*.lock"))
+
+
+SILLY = {
+    "misspelt": "schedule='paralel' is unknown",
+    "distilled": "distill=1.7",
+    "without_needs": "NoNeeds.needs is missing",
+    "list_needs": "ListNeeds.needs is a list",
+}
+
+
+@pytest.mark.parametrize("name", SILLY)
+def test_a_method_that_can_run_nowhere_is_refused_like_in_the_simulator(
+    name: str, tmp_path: Path
+) -> None:
+    settings, grid = small.config(f"flower_methods:{name}"), small.grid()
+    with pytest.raises(UserError, match=SILLY[name]) as simulated:
+        experiment.run(settings)
+    with pytest.raises(UserError) as served:
+        small.serve(grid, settings, tmp_path / "r")
+    assert str(served.value) == str(simulated.value)
+    assert grid.log == []
+    assert not (tmp_path / "r").exists()
+
+
+def test_starts_of_the_wrong_shape_are_one_sentence() -> None:
+    settings = small.config("flower_methods:one_start")
+    with pytest.raises(UserError, match=r"OneStart.starts returned shape \(1, ") as simulated:
+        experiment.run(settings)
+    with pytest.raises(UserError) as served:
+        small.serve(small.grid(), settings)
+    assert str(served.value) == str(simulated.value)
+
+
+def test_visits_count_on_where_all_train_before_the_choice() -> None:
+    settings = small.config("flower_methods:blocks")
+    simulated, served = experiment.run(settings), small.serve(small.grid(), settings)
+    assert [r["selected"] for r in served.records] == [r["selected"] for r in simulated.records]
+    torch.testing.assert_close(served.state, simulated.world.states[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_policy_is_not_learnt_in_vain(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    grid, place = small.grid(), str(tmp_path / "there")
+    with pytest.raises(UserError, match=r"agent.save=.*cannot be written"):
+        small.serve(grid, small.config("glimpse", agent__save=place), tmp_path / "r")
+    assert grid.log == []
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("log__tensorboard", True),
+        ("log__wandb", "mine"),
+        ("log__mlflow", "mine"),
+        ("log__own", "my.module:sink"),
+        ("checkpoint__keep_models", 2),
+    ],
+)
+def test_what_only_the_simulator_does_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    name = key.replace("__", ".")
+    with pytest.raises(UserError, match=f"{name}={value} has no effect on devices: leave it out."):
+        small.serve(small.grid(), small.config("fedavg", **{key: value}), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in path.iterdir()}
+
+
+def test_a_run_of_the_simulator_is_not_continued_on_devices(tmp_path: Path) -> None:
+    settings = small.config("fedavg", rounds=2, checkpoint__every=1)
+    experiment.run(settings, tmp_path / "r")
+    there = contents(tmp_path / "r")
+    with pytest.raises(UserError, match="holds a run of the simulator"):
+        small.serve(small.grid(), settings, tmp_path / "r")
+    assert contents(tmp_path / "r") == there
+
+
+def test_a_run_on_devices_is_not_continued_in_the_simulator(tmp_path: Path) -> None:
+    settings = small.config("fedavg", rounds=2, checkpoint__every=1)
+    small.serve(small.grid(), settings, tmp_path / "r")
+    with pytest.raises(UserError, match="is one on devices, 2 rounds of it"):
+        experiment.run(settings, tmp_path / "r", resume=True)
+
+
+def test_a_run_is_not_continued_with_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, out = small.config("fedavg"), tmp_path / "r"
+    before(monkeypatch, 2, kill)
+    with pytest.raises(KeyboardInterrupt):
+        small.serve(small.grid(), settings, out)
+    there = contents(out)
+
+    def other() -> torch.nn.Module:
+        return nets.digits_mlp("group")
+
+    server = engine.Server(settings, replace(small.problem(), model=other), small.TERMS, out)
+    with pytest.raises(UserError, match="holds a run of another model"):
+        server.run(small.grid(app=client_app(other, data=small.data)))
+    assert contents(out) == there
+    assert len(small.serve(small.grid(), settings, out).records) == 3
+
+
+def test_the_initial_model_must_fit(tmp_path: Path) -> None:
+    other = ArrayRecord(nets.digits_mlp("group").state_dict())
+    strategy = GlimpseStrategy(small.config("fedavg"), small.problem(), small.TERMS, tmp_path / "r")
+    with pytest.raises(UserError, match=r"initial_arrays are not those of problem.model \(Miss"):
+        strategy.start(small.grid(), other)
+    server = engine.Server(small.config("fedavg"), small.problem(), small.TERMS, tmp_path / "r")
+    with pytest.raises(UserError, match=r"The initial model has shape \[3\]"):
+        server.run(small.grid(), torch.zeros(3))
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"terms.quorum": "0.5"}, "quorum='0.5' must be a finite number, such as 0.5."),
+        ({"terms.train_timeout": "600"}, "train_timeout='600' must be a finite number"),
+        ({"terms.train_timeout": float("nan")}, "train_timeout=nan must be a finite number"),
+        ({"terms.patience": True}, "patience=True must be a finite number"),
+        ({"terms.min_clients": 2.5}, "min_clients=2.5 must be a whole number, such as 0."),
+        ({"terms.min_clients": -1}, "min_clients=-1 is too small: use 0 or more."),
+        ({"terms.visible_timeout": -5.0}, "visible_timeout=-5.0 is too small"),
+        ({"seed": "x"}, "seed='x' must be a whole number, such as 0."),
+        ({"seed": 1.5}, "seed=1.5 must be a whole number"),
+    ],
+)
+def test_terms_and_seed_are_numbers_of_their_kind(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        from_run_config(values)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_no_more_clients_are_awaited_than_there_may_be(tmp_path: Path) -> None:
+    terms = engine.Terms(min_clients=99)
+    with pytest.raises(UserError, match=r"min_clients=99 is more than data\.clients=6"):
+        small.serve(small.grid(), small.config("fedavg"), tmp_path / "r", terms)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_finished_run_needs_nobody(tmp_path: Path) -> None:
+    settings, out = small.config("fedavg"), tmp_path / "r"
+    first = small.serve(small.grid(), settings, out)
+    (out / "summary.json").unlink()
+    again = small.serve(FakeGrid([]), settings, out)
+    assert again.records == first.records == RunFolder(out).read()
+    assert torch.equal(again.state, first.state)
+    check_run_folder(out)
