@@ -203,5 +203,6 @@ def test_training_learns(data: str) -> None:
 
 
 def test_the_public_names_exist() -> None:
+    assert {"run", "load", "Stopped", "Update", "Dataset"} <= set(dir(fedglimpse))
     for name in fedglimpse.__all__:
         assert getattr(fedglimpse, name) is not None

@@ -1,4 +1,10 @@
-"""Federated learning when the server can only see some of its clients each round."""
+"""Federated learning when the server can only see some of its clients each round.
+
+To run: `run`, `load`, `Config`, `Result`, `Stopped`, `UserError`. To add a method: `Method` of a
+selector (`Stateless`, `Choice`, `View`, `Outcome`, `random_slots`, `top_slots`) and an aggregator
+(`WeightedDelta`, `TemporalWindow`, `Update`), built from a `Setting`; `LocalObjective` says what
+clients minimise. Your own data is a `Dataset`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,10 +13,11 @@ if TYPE_CHECKING:
     from fedglimpse.aggregate import TemporalWindow, WeightedDelta
     from fedglimpse.config import Config
     from fedglimpse.configure import load
+    from fedglimpse.data.dataset import Dataset
     from fedglimpse.errors import UserError
-    from fedglimpse.experiment import Result, run
+    from fedglimpse.experiment import Result, Stopped, run
     from fedglimpse.methods.base import Setting, Stateless, random_slots, top_slots
-    from fedglimpse.types import Choice, LocalObjective, Method, Outcome, View
+    from fedglimpse.types import Choice, LocalObjective, Method, Outcome, Update, View
     from fedglimpse.version import VERSION as __version__
 
 # Imported when first asked for: a device that only trains does not pay for the simulator.
@@ -18,22 +25,26 @@ _HOMES = {
     "aggregate": ("TemporalWindow", "WeightedDelta"),
     "config": ("Config",),
     "configure": ("load",),
+    "data.dataset": ("Dataset",),
     "errors": ("UserError",),
-    "experiment": ("Result", "run"),
+    "experiment": ("Result", "Stopped", "run"),
     "methods.base": ("Setting", "Stateless", "random_slots", "top_slots"),
-    "types": ("Choice", "LocalObjective", "Method", "Outcome", "View"),
+    "types": ("Choice", "LocalObjective", "Method", "Outcome", "Update", "View"),
 }
 
 __all__ = [
     "Choice",
     "Config",
+    "Dataset",
     "LocalObjective",
     "Method",
     "Outcome",
     "Result",
     "Setting",
     "Stateless",
+    "Stopped",
     "TemporalWindow",
+    "Update",
     "UserError",
     "View",
     "WeightedDelta",
@@ -43,6 +54,10 @@ __all__ = [
     "run",
     "top_slots",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -84,6 +84,12 @@ def check(config: Config) -> None:
             f"local.momentum={config.local.momentum} has no effect with local.optimizer=adam: "
             "leave it out, or use local.optimizer=sgd."
         )
+    for name in ("visibility.trace", "visibility.trace_devices"):
+        if flat[name] and config.visibility.kind != "trace":
+            raise UserError(
+                f"{name}={flat[name]} has no effect with visibility.kind={config.visibility.kind}: "
+                "add visibility.kind=trace, or leave it out."
+            )
     if not config.seeds:
         raise UserError("seeds=[] is empty: give at least one seed, such as seeds=[0].")
     if len(set(config.seeds)) < len(config.seeds):

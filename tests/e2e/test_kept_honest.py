@@ -161,6 +161,11 @@ def test_clients_that_cannot_train_are_refused(few: dict[str, int]) -> None:
         run({**few, **SHORT})
 
 
+def test_a_trace_that_is_not_replayed_is_refused() -> None:
+    with pytest.raises(UserError, match=r"visibility\.trace=x\.csv has no effect .*kind=mobile"):
+        run({"visibility.trace": "x.csv", **SHORT})
+
+
 def test_momentum_that_does_nothing_is_refused() -> None:
     with pytest.raises(UserError, match=r"local\.momentum=0\.9 has no effect"):
         run({"local.optimizer": "adam", "local.momentum": 0.9, **SHORT})

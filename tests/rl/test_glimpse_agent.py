@@ -233,8 +233,8 @@ def test_a_policy_that_does_not_fit_says_why(changes: dict[str, Any], words: lis
 def test_a_policy_of_another_sketch_size_or_class_count_is_refused() -> None:
     policy = selector(q_output="per_class").policy()
     settings = config(q_output="per_class")
-    for sizes, word in (({"sketch_dim": 7, "num_classes": C}, "sketch_dim"),
-                        ({"sketch_dim": D, "num_classes": 4}, "num_classes")):  # fmt: skip
+    for sizes, word in (({"sketch_dim": 7, "num_classes": C}, r"sketch\.size"),
+                        ({"sketch_dim": D, "num_classes": 4}, "a Q for each of")):  # fmt: skip
         with pytest.raises(UserError, match=word):
             GlimpseSelector(settings, **sizes, seed=0).load_policy(policy)
 

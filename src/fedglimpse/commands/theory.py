@@ -31,6 +31,11 @@ def theory(
     Writes theory.json into each run folder. Several runs also give a rank correlation: does a
     smaller selection deviation go with faster convergence?
     """
+    if reuse and examples:
+        raise UserError(
+            f"--examples {examples} has no effect with --reuse, which reads what was measured "
+            "before: leave one of them out."
+        )
     folders = run_folders(runs)
     panels = []
     for folder in folders:

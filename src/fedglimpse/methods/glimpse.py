@@ -7,6 +7,7 @@ function and numbers the deviations.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.rl.agent import Agent, Glance
 from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.explore import Ask, Picked, epsilon, pick_each
-from fedglimpse.rl.policy import read_policy
+from fedglimpse.rl.policy import check_sketch, read_policy
 from fedglimpse.rl.replay import Round
 from fedglimpse.rl.starts import Starts
 from fedglimpse.rl.team import Team
@@ -50,6 +51,7 @@ class GlimpseSelector:
         """
         self.config, self.needs, self.frozen = config, config.needs, config.frozen
         self.num_classes = num_classes
+        self.sketch: dict[str, Any] = {}  # how sketches are made, which a policy tells
         self.step = 0  # rounds acted: the t of the epsilon schedule
         self.starts = Starts(config.turns, config.loss_lean, config.loss)
         self.agent = Agent(
@@ -153,7 +155,7 @@ class GlimpseSelector:
 
     def policy(self) -> dict[str, Any]:
         """Return the trained policy: weights, settings, identities, statistics. No rounds."""
-        return self.agent.policy() | {"step": self.step}
+        return self.agent.policy() | {"step": self.step, "sketch": self.sketch}
 
     def load_policy(
         self, policy: dict[str, Any], frozen: bool = False, keep_scale: bool = False
@@ -225,8 +227,11 @@ def build(setting: Setting) -> Method:
         seed=setting.seed,
         device=setting.device,
     )
+    selector.sketch = asdict(setting.config.sketch)
     if agent.load:
-        selector.load_policy(read_policy(agent.load), frozen=agent.frozen)
+        policy = read_policy(agent.load)
+        check_sketch(policy, selector.sketch)
+        selector.load_policy(policy, frozen=agent.frozen)
     return Method(selector, setting.temporal_window())
 
 

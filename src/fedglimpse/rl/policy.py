@@ -7,6 +7,7 @@ so it is small and says nothing about single rounds.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,29 @@ def check(policy: dict[str, Any], config: AgentConfig, sizes: dict[str, int]) ->
     """Raise UserError where the policy does not fit an agent built from `config` and `sizes`."""
     theirs_all = {**asdict(AgentConfig()), **policy["agent"]}  # older policies lack newer keys
     pairs = {f"agent.{key}": (theirs_all[key], getattr(config, key)) for key in ARCHITECTURE}
-    pairs["sketch_dim"] = (policy["sketch_dim"], sizes["sketch_dim"])
-    if config.q_output == "per_class":
-        pairs["num_classes"] = (policy["num_classes"], sizes["num_classes"])
+    pairs["sketch.size"] = (policy["sketch_dim"], sizes["sketch_dim"])
     for key, (theirs, ours) in pairs.items():
-        if theirs != ours:
-            raise UserError(
-                f"The policy was trained with {key}={theirs}, this run has {key}={ours}: "
-                f"set {key}={theirs} or load another policy."
-            )
+        _check_same(key, theirs, ours)
+    classes = policy["num_classes"]
+    if config.q_output == "per_class" and classes != sizes["num_classes"]:
+        raise UserError(
+            f"The policy has a Q for each of {classes} classes, this run has "
+            f"{sizes['num_classes']}: load another policy."
+        )
+
+
+def check_sketch(policy: dict[str, Any], sketch: Mapping[str, Any]) -> None:
+    """Raise UserError where a policy has learnt from other sketches; older ones do not say."""
+    for key, theirs in policy.get("sketch", {}).items():
+        _check_same(f"sketch.{key}", theirs, sketch[key])
+
+
+def _check_same(key: str, theirs: Any, ours: Any) -> None:
+    if theirs != ours:
+        raise UserError(
+            f"The policy was trained with {key}={theirs}, this run has {key}={ours}: "
+            f"set {key}={theirs} or load another policy."
+        )
 
 
 def unpack(policy: dict[str, Any], net: QNetwork) -> None:
@@ -77,9 +92,13 @@ def read_policy(path: str) -> dict[str, Any]:
         if not {"agent", "network", "known_ids"} <= policy.keys():
             raise KeyError
     except FileNotFoundError:
-        raise UserError(
-            f"agent.load={path}: there is no such file; a run with agent.save=FILE writes one."
-        ) from None
+        there = sorted(Path(path).parent.glob(f"{Path(path).stem}-*{Path(path).suffix}"))
+        hint = (
+            f"there is {there[0]}, of one of several seeds"
+            if there
+            else ("a run with agent.save=FILE writes one")
+        )
+        raise UserError(f"agent.load={path}: there is no such file; {hint}.") from None
     except Exception as error:
         raise UserError(
             f"agent.load={path} is not a policy ({type(error).__name__}): give a file that "

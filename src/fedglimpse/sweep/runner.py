@@ -79,7 +79,11 @@ def run_sweep(plan: Plan, out: Path, how: How | None = None, play: Play = local.
     configs = configs_of(plan.cells, how.extra)
     cells = [cell for cell in plan.cells if fits(cell, configs[cell.id])]
     if not cells:
-        raise UserError(f"--only {' '.join(how.only)} leaves no cell of the sweep: ask for less.")
+        raise UserError(
+            f"--only {' '.join(how.only)} leaves no cell of the sweep: it has the variants "
+            f"{', '.join(dict.fromkeys(c.variant for c in plan.cells))} in the settings "
+            f"{'; '.join(dict.fromkeys(c.setting for c in plan.cells))}."
+        )
     asked = len(cells)
     cells = not_in(cells, configs, how.without)
     if not cells:

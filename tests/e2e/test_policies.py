@@ -1,0 +1,36 @@
+"""Policies that travel from run to run, on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedglimpse import UserError, run
+from fedglimpse.rl.policy import read_policy
+
+AGENT = {
+    "method": "glimpse", "rounds": 3, "agent.learn_start": 1, "agent.n_step": 1,
+    "agent.updates_per_round": 1,
+}  # fmt: skip
+
+
+def test_a_policy_knows_its_sketches(tmp_path: Path) -> None:
+    file = str(tmp_path / "policy.pt")
+    run({**AGENT, "agent.save": file})
+    run({**AGENT, "agent.load": file})
+    for key, value in (("size", 64), ("kind", "count"), ("parameters", "all"), ("scale", "mean")):
+        with pytest.raises(UserError, match=rf"trained with sketch\.{key}=.*: set sketch\.{key}="):
+            run({**AGENT, "agent.load": file, f"sketch.{key}": value})
+    older = {key: value for key, value in read_policy(file).items() if key != "sketch"}
+    torch.save(older, file)  # written before policies said so
+    run({**AGENT, "agent.load": file, "sketch.kind": "count"})
+
+
+def test_a_policy_of_several_seeds_is_found(tmp_path: Path) -> None:
+    file = str(tmp_path / "policy.pt")
+    run({**AGENT, "seeds": [0, 1], "agent.save": file})
+    with pytest.raises(UserError, match=r"no such file; there is .*policy-0\.pt"):
+        run({**AGENT, "agent.load": file})
+    run({**AGENT, "agent.load": str(tmp_path / "policy-1.pt")})
