@@ -30,7 +30,7 @@ ALLOWED = {
     "trace": {"errors", "rng"},
     "visibility": {"errors", "rng", "types", "trace"},
     "nets": {"errors", "layout", "plugins"},
-    "data": {"errors", "lock", "rng"},
+    "data": {"errors", "lock", "plugins", "rng"},
     "validate": {"config", "errors", "visibility"},
     "cost": {"needs"},
     "rl": {"errors", "rng", "types", "layout", "needs"},
@@ -42,7 +42,7 @@ ALLOWED = {
         "validate", "version",
     },
     "stats": {"compare", "rng", "summary"},
-    "study": {"builder", "config", "configure", "data", "errors", "stats", "version"},
+    "study": {"builder", "config", "configure", "data", "errors", "records", "stats", "version"},
     "report": {
         "compare", "config", "configure", "errors", "records", "stats", "study", "summary",
         "toml", "version",

@@ -83,7 +83,8 @@ def test_a_missing_first_seed_does_not_hide_what_was_run(study: Study) -> None:
         for c in study.cells
     ]
     settings = {"a": {"match": {"data.name": "digits"}}}
-    paper = {"settings": settings, "accuracy": {"a": {"glimpse": [70.0, 1.0]}}, "seeds": 5}
+    paper = {"source": "S", "title": "T", "seeds": 5, "settings": settings}
+    paper |= {"accuracy": {"a": {"glimpse": [70.0, 1.0]}}}
     results = analyse(dataclasses.replace(study, cells=cells, paper=paper))
     found = row(results, "glimpse")
     assert found.beside is not None

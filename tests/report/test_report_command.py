@@ -34,6 +34,7 @@ def test_everything_is_written(folder: Path) -> None:
     output = called(folder, "--control", "glimpse", "--target", 0.75)
     assert "fedavg" in output
     assert "0 of 2" in output
+    assert "covers the truth in about 50/75/84/89 % of studies with 2/3/5/8 pairs" in output
     names = {p.name for p in (folder / "report").iterdir()}
     assert names == {"report.html", "results.csv", "seeds.csv", "results.tex", "study.json.gz"}
     assert f"page: {folder / 'report' / 'report.html'}" in output.replace("\n", "")
@@ -54,7 +55,7 @@ def test_a_stored_study_gives_the_same_tables(folder: Path, tmp_path: Path) -> N
         ((".", "--target", "80"), "--target 80.0 is not an accuracy"),
         ((".", "--control", "nobody"), "control 'nobody'"),
         ((".", "--paper", "none.toml"), "no file none.toml"),
-        ((".", "--paper", "."), r"\. cannot be read \(Is a directory\)"),
+        ((".", "--paper", "."), r"\. is a folder: give the path"),
         ((".", "--out", "fedavg/config.toml"), "is a file"),
     ],
 )

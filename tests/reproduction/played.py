@@ -35,7 +35,7 @@ World = Callable[[Cell, Mapping[str, Any]], Came | None]  # None: the cell was n
 
 def jitter(cell: Cell, size: float = 0.001) -> float:
     """Return a small number that differs from seed to seed and from variant to variant."""
-    turn = sum(map(ord, cell.variant + cell.setting)) + 7 * cell.seed
+    turn = sum(map(ord, cell.variant + cell.setting)) * (2 * cell.seed + 3)
     return size * ((turn % 11) / 5 - 1)
 
 

@@ -11,14 +11,16 @@ from fedglimpse.study import Cell, Study
 from fedglimpse.study.store import write_study
 from reproduction.rerun import rerun
 
-ACCURACY = (0.80, 0.81, 0.79, 0.80, 0.80)  # t s = 2.0 points
+ACCURACY = (0.80, 0.81, 0.79, 0.80, 0.80)
 
 
 def stored() -> Study:
     def one_setting(cell: Cell, config: object) -> Came | None:
         return Came(ACCURACY[cell.seed]) if cell.setting == "HAPT (recomputed), MS" else None
 
-    return played("table1", one_setting)
+    study = played("table1", one_setting)
+    cells = [dataclasses.replace(c, environment={"gpu": "some"}) for c in study.cells]
+    return dataclasses.replace(study, cells=cells)
 
 
 def again(tmp_path: Path, found: dict[str, float]) -> Path:
@@ -37,15 +39,23 @@ def test_nothing_is_said_without_runs(tmp_path: Path) -> None:
 
 def test_a_run_is_compared_with_the_same_seed(tmp_path: Path) -> None:
     text = rerun(stored(), again(tmp_path, {"fedavg": 0.795, "glimpse": 0.77, "dpp": 0.85}))
-    near = "| HAPT (recomputed), MS | fedavg | 1 | 81.0 | 79.5 | −1.5 | 2.0 | reproduced |"
-    assert near in text
-    assert "| glimpse | 1 | 81.0 | 77.0 | −4.0 | 2.0 | not reproduced |" in text
-    assert "| dpp | 1 | 81.0 | 85.0 | +4.0 | 2.0 | not reproduced |" in text
-    assert "1 of 3 reproduced. All of them, again minus stored: −0.5 [" in text
+    assert "| HAPT (recomputed), MS | fedavg | 1 | 81.0 | 79.5 | −1.5 | 2.0 |" in text
+    assert "| glimpse | 1 | 81.0 | 77.0 | −4.0 | 2.0 |" in text
+    assert "| dpp | 1 | 81.0 | 85.0 | +4.0 | 2.0 |" in text
+    assert "3 runs. Median distance between a run and itself played again: 4.00 points; " in text
+    assert "two seeds of one method in one setting: 1.00. Again minus stored: −0.5 [" in text
 
 
-def test_one_stored_seed_says_nothing_of_the_spread(tmp_path: Path) -> None:
+def test_a_run_that_was_stored_from_a_cpu_says_nothing(tmp_path: Path) -> None:
+    study = stored()
+    here = [dataclasses.replace(c, environment={"gpu": None}) for c in study.cells]
+    moved = dataclasses.replace(study, cells=here)
+    assert rerun(moved, again(tmp_path, {"fedavg": 0.8})) == "Not run yet."
+
+
+def test_one_stored_seed_has_no_other_beside_it(tmp_path: Path) -> None:
     study = stored()
     few = [c for c in study.cells if c.seed == 1]
     text = rerun(dataclasses.replace(study, cells=few), again(tmp_path, {"fedavg": 0.8}))
-    assert "| 81.0 | 80.0 | −1.0 | – | one seed stored |" in text
+    assert "| 81.0 | 80.0 | −1.0 | – |" in text
+    assert "two seeds" not in text

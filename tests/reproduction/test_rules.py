@@ -12,11 +12,12 @@ from played import PLANS, Came, World, jitter, played
 from worlds import OPEN, TABLE, WORLDS, noise, table_fails, table_holds
 
 from fedglimpse.stats.condense import Facts
+from fedglimpse.stats.difference import Difference
 from fedglimpse.study import Cell, Study
 from fedglimpse.study.cell import State
 from reproduction.claims import OWN_RULES, RULES, Claim, all_claims, rule_text
-from reproduction.evidence import Evidence
-from reproduction.verdict import Verdict, all_of, any_of, at_least
+from reproduction.evidence import Evidence, over_strongest
+from reproduction.verdict import Verdict, all_of, any_of, at_least, reaches
 
 CLAIMS = all_claims(PLANS)
 
@@ -87,6 +88,31 @@ def one_baseline_missing(cell: Cell, config: Mapping[str, Any]) -> Came | None:
 def test_the_strongest_baseline_is_not_known_until_all_are_run() -> None:
     for rule in ("first_in_most", "margin_where_first", "steadier_over_seeds"):
         assert verdict(named(rule), one_baseline_missing) is Verdict.NOT_RUN
+
+
+def one_seed_of_cifar(cell: Cell, config: Mapping[str, Any]) -> Came | None:
+    """A gain of ten points on CIFAR-10, where one seed is there, and of none elsewhere."""
+    far = config["data.name"] == "cifar10"
+    if far and cell.seed:
+        return None
+    return Came(0.5 + 0.1 * (far and cell.variant == "glimpse") + jitter(cell, 0.0005))
+
+
+def test_settings_count_alike_whichever_was_run_further() -> None:
+    evidence = Evidence(study_in("table1", one_seed_of_cifar), TABLE)
+    found = over_strongest(evidence, evidence.where(partition="label_skew"))
+    assert found is not None
+    assert found.pairs == 4  # seed 0 of two settings on CIFAR-10 and two on Fashion-MNIST
+    assert found.mean == pytest.approx(0.05, abs=0.002)
+
+
+def test_few_pairs_do_not_carry_a_size_that_their_interval_does_not_reach() -> None:
+    yes, open_, no = Verdict.HOLDS, Verdict.UNTOLD, Verdict.FAILS
+    short, enough = Difference(-0.1, -0.2, -0.02, 0.1, 4), Difference(-0.1, -0.3, 0.02, 0.1, 4)
+    assert reaches(yes, open_, short) is open_
+    assert reaches(yes, open_, enough) is yes
+    assert reaches(open_, open_, enough) is open_
+    assert reaches(yes, no, short) is no
 
 
 def smaller_gain(cell: Cell, config: Mapping[str, Any]) -> Came:

@@ -132,6 +132,30 @@ def recipe_fails(cell: Cell, config: Config) -> Came:
     return Came(0.6 + jitter(cell))
 
 
+def turns_hold(cell: Cell, config: Config) -> Came:
+    return Came(0.6 - 0.05 * (cell.variant == "glimpse") + jitter(cell))
+
+
+def turns_fail(cell: Cell, config: Config) -> Came:
+    return Came(0.6 - 0.05 * ("turns" in cell.variant) + jitter(cell))
+
+
+def changes_hold(cell: Cell, config: Config) -> Came:
+    return Came(0.6 + 0.05 * (cell.variant == "glimpse, changes") + jitter(cell))
+
+
+def changes_fail(cell: Cell, config: Config) -> Came:
+    return Came(0.6 - 0.05 * (cell.variant == "glimpse, changes") + jitter(cell))
+
+
+def leaning_holds(cell: Cell, config: Config) -> Came:
+    return Came(0.6 + 0.05 * (cell.variant == "glimpse, leaning") + jitter(cell))
+
+
+def leaning_fails(cell: Cell, config: Config) -> Came:
+    return Came(0.6 - 0.05 * (cell.variant == "glimpse, leaning") + jitter(cell))
+
+
 OPEN: dict[str, World] = {  # nothing can be told; all others: `noise`
     "recipe_study": luck,
     "averaged_digits": choosing_may_pay,
@@ -143,6 +167,9 @@ WORLDS: dict[str, tuple[World, World]] = {  # study -> claims hold, claims fail
     "fig7_selection": (selection_holds, selection_fails),
     "fig8_identity": (identity_holds, identity_fails),
     "components": (components_hold, components_fail),
+    "agent_study": (turns_hold, turns_fail),
+    "history_study": (changes_hold, changes_fail),
+    "lean_study": (leaning_holds, leaning_fails),
     "recipe_adam": (adam_holds, far_below),
     "presets": (presets_hold, far_below),
     "recipe_study": (recipe_holds, recipe_fails),

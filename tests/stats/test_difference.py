@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from fedglimpse.stats.difference import (
+    COVERAGE,
     Difference,
     Published,
     against_published,
@@ -34,13 +35,32 @@ def test_one_pair_says_nothing_about_noise() -> None:
     assert found.verdict(None) == "cannot tell"
 
 
-def test_equal_differences_leave_no_doubt() -> None:
+def test_no_difference_at_all_is_noise() -> None:
     same = paired({0: 0.5, 1: 0.7}, {0: 0.5, 1: 0.7})
-    always = paired({0: 0.75, 1: 1.0}, {0: 0.5, 1: 0.75})
     assert same is not None
-    assert always is not None
     assert (same.p, same.low, same.high) == (1.0, 0.0, 0.0)
-    assert (always.p, always.low, always.high) == (0.0, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "called"), [(2, "within noise"), (5, "within noise"), (6, "real")]
+)
+def test_few_differences_that_agree_exactly_are_not_called_real(pairs: int, called: str) -> None:
+    # 0.25 each time; as many signs of one kind come up in 2 of 2^n throws of a coin
+    seeds = range(pairs)
+    always = paired(dict.fromkeys(seeds, 0.75), dict.fromkeys(seeds, 0.5))
+    assert always is not None
+    assert (always.p, always.low, always.high) == (2 / 2**pairs, 0.25, 0.25)
+    assert always.verdict(always.p) == called
+
+
+def test_differences_that_agree_up_to_rounding_are_the_same() -> None:
+    found = paired({0: 0.3, 1: 0.8}, {0: 0.2, 1: 0.7})
+    assert 0.3 - 0.2 != 0.8 - 0.7
+    assert found is not None
+    assert found.p == 0.5
+    amounts = paired({0: 3e9, 1: 4e9}, {0: 1e9, 1: 2e9 + 0.1})
+    assert amounts is not None
+    assert amounts.p == 0.5
 
 
 def test_bootstrap_of_three_by_hand() -> None:
@@ -65,12 +85,16 @@ def test_bootstrap_agrees_with_scipy(n: int) -> None:
     assert (low, high) == bootstrap_interval(values.tolist())  # nothing is left to chance
 
 
-@pytest.mark.parametrize(("n", "claimed"), [(3, 0.75), (5, 0.84)])
-def test_coverage_with_few_seeds_is_what_the_report_says(n: int, claimed: float) -> None:
-    draws = np.random.Generator(np.random.PCG64(n)).normal(size=(1000, n)).tolist()
+@pytest.mark.parametrize(("n", "studies"), [(2, 2000), (3, 2000), (5, 1000), (8, 300)])
+def test_coverage_with_few_seeds_is_what_the_report_says(n: int, studies: int) -> None:
+    draws = np.random.Generator(np.random.PCG64(n)).normal(size=(studies, n)).tolist()
     intervals = [bootstrap_interval(row) for row in draws]
     covered = sum(low <= 0 <= high for low, high in intervals) / len(intervals)
-    assert covered == pytest.approx(claimed, abs=0.03)
+    assert covered == pytest.approx(COVERAGE[n], abs=0.03)
+
+
+def test_coverage_is_given_for_these_numbers_of_pairs() -> None:
+    assert COVERAGE == {2: 0.50, 3: 0.75, 5: 0.84, 8: 0.89}
 
 
 def test_published_figures_are_compared_by_welch() -> None:
@@ -86,6 +110,16 @@ def test_published_figures_are_compared_by_welch() -> None:
     )
     assert wide.pvalue == pytest.approx(0.05)
     assert against_published([0.7], theirs).p is None
+
+
+def test_without_any_spread_published_figures_cannot_be_told_apart() -> None:
+    for ours, theirs in (
+        ([0.7, 0.7], Published(0.6, 0.0, 5)),
+        ([0.7, 0.8], Published(0.6, 0.1, 1)),
+    ):
+        found = against_published(ours, theirs)
+        assert (found.low, found.high, found.p) == (None, None, None)
+        assert found.verdict(found.p) == "cannot tell"
 
 
 def test_holm_by_hand() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -116,3 +118,24 @@ def test_an_unfinished_run_has_no_final_accuracy() -> None:
     whole = condense(records([0.1] * 8 + [0.5, 0.7]), 10)
     assert whole.accuracy == pytest.approx(0.6)
     assert whole.over_rounds == pytest.approx(np.std([0.5, 0.7], ddof=1))
+
+
+def test_early_and_whole_are_exact_and_older_studies_use_the_curve() -> None:
+    values = np.random.Generator(np.random.PCG64(5)).random(600).round(4).tolist()
+    scored = [None if t % 2 else a for t, a in enumerate(values)]  # 300 scored, 150 on the curve
+    facts = condense(records(scored), 600)
+    assert facts.early == pytest.approx(np.mean(values[:60:2]), abs=1e-12)
+    assert facts.whole == pytest.approx(np.mean(values[::2]), abs=1e-12)
+    older = dataclasses.replace(facts, first_tenth=None, throughout=None)
+    curve = dict(zip(facts.curve.rounds, facts.curve.accuracy, strict=True))
+    assert older.early == pytest.approx(np.mean([a for at, a in curve.items() if at <= 60]))
+    assert older.whole == pytest.approx(np.mean(list(curve.values())))
+    assert older.early != facts.early
+    none = condense(records([None] * 20), 20)
+    assert (none.early, none.whole, none.accuracy) == (None, None, None)
+
+
+def test_scores_that_are_no_numbers_count_as_nothing() -> None:
+    facts = condense(records([0.5] * 8 + [float("nan"), 0.6]), 10)
+    assert (facts.accuracy, facts.diverged, facts.best) == (pytest.approx(0.3), 1, 0.6)
+    assert facts.climb.heights == (0.5,)

@@ -63,6 +63,9 @@ OWN_RULES: dict[str, Rule] = {  # study -> the rule of its file's own claim
     "recipe_adam": own.adam_explains_the_figures,
     "presets": own.presets_reach_the_paper,
     "components": own.every_component_adds,
+    "agent_study": own.turns_make_up_for_the_harm,
+    "history_study": own.changes_raise_accuracy,
+    "lean_study": own.leaning_beats_chance,
     "averaged_digits": own.choosing_is_worth_little,
     "averaged": own.choosing_is_worth_little,
 }

@@ -1,13 +1,13 @@
 """Reading a stored study for a claim: values of cells, and differences between groups of them.
 
 Two arms, each a variant in a setting, are compared seed by seed. Several such pairs of arms are
-pooled: every seed of every pair is one pair of values. Where one pair of arms has no seed in
-common, its cells are not run yet, and so is the whole comparison.
+pooled over the seeds that all of them have, so that each counts alike, whichever was run further.
+Where no seed is common to all, cells are not run yet, and so is the whole comparison.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -114,7 +114,7 @@ def swing(evidence: Evidence, arm: Arm) -> Values:
 
 def whole(evidence: Evidence, arm: Arm) -> Values:
     """Mean accuracy over the whole training."""
-    return _facts(evidence, arm, lambda f: fmean(f.curve.accuracy) if f.curve.accuracy else None)
+    return _facts(evidence, arm, lambda facts: facts.whole)
 
 
 def proxy(evidence: Evidence, arm: Arm) -> Values:
@@ -124,14 +124,7 @@ def proxy(evidence: Evidence, arm: Arm) -> Values:
 
 def early(evidence: Evidence, arm: Arm) -> Values:
     """Mean accuracy over the first tenth of the rounds."""
-
-    def read(facts: Facts) -> float | None:
-        last = facts.climb.played / 10
-        curve = zip(facts.curve.rounds, facts.curve.accuracy, strict=True)
-        first = [accuracy for at, accuracy in curve if at <= last]
-        return fmean(first) if first else None
-
-    return _facts(evidence, arm, read)
+    return _facts(evidence, arm, lambda facts: facts.early)
 
 
 def deviation(evidence: Evidence, arm: Arm) -> Values:
@@ -157,15 +150,19 @@ def contrast(
 ) -> Difference | None:
     """Return first arms minus second arms minus margin, pooled; None where cells are missing."""
     each = [margins] * len(pairs) if isinstance(margins, float) else margins
+    values = [(measure(evidence, a), measure(evidence, b)) for a, b in pairs]
+    seeds = shared([a.keys() & b.keys() for a, b in values])
     ours: dict[tuple[int, int], float] = {}
     theirs: dict[tuple[int, int], float] = {}
-    for i, ((first, second), margin) in enumerate(zip(pairs, each, strict=True)):
-        a, b = measure(evidence, first), measure(evidence, second)
-        if not a.keys() & b.keys():
-            return None
-        ours |= {(i, seed): value - margin for seed, value in a.items()}
-        theirs |= {(i, seed): value for seed, value in b.items()}
+    for i, ((a, b), margin) in enumerate(zip(values, each, strict=True)):
+        ours |= {(i, seed): a[seed] - margin for seed in seeds}
+        theirs |= {(i, seed): b[seed] for seed in seeds}
     return paired(ours, theirs)
+
+
+def shared(seeds: Sequence[Collection[int]]) -> list[int]:
+    """Return the seeds that all have."""
+    return sorted(set.intersection(*map(set, seeds))) if seeds else []
 
 
 def above_level(evidence: Evidence, arm: Arm, level: float) -> Difference | None:

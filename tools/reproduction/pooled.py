@@ -2,14 +2,19 @@
 
 One setting has few seeds, and its differences are corrected over the whole report. Pooled, every
 seed of every setting is one pair, which tells small differences that single settings cannot.
+Settings count alike: where some were run further, the table is of the largest block of settings
+and seeds that is whole.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from fedglimpse.report.numbers import interval
 from fedglimpse.stats.difference import Difference
-from reproduction.evidence import Evidence, Measure, contrast, early, final, proxy, swing
-from reproduction.markdown import table
+from fedglimpse.study import Study
+from reproduction.evidence import Evidence, Measure, contrast, early, final, proxy, shared, swing
+from reproduction.markdown import paragraphs, table
 from reproduction.shelf import Stored
 from reproduction.verdict import Verdict, above_zero
 
@@ -25,13 +30,25 @@ MARKS = {Verdict.HOLDS: " ▲", Verdict.FAILS: " ▼"}
 def pooled(stored: Stored) -> str:
     """Return each variant minus the control; nothing where there is no control or one setting."""
     control, study = stored.results.control, stored.study
-    variants = [variant for variant in study.variants if variant != control]
     if control is None or len(study.settings) < 2:
         return ""
+    parts = [_table(study, control), _legend(control)]
+    if stored.tuned_on:
+        rest = [cell for cell in study.cells if cell.seed not in stored.tuned_on]
+        seeds = " and ".join(map(str, sorted(stored.tuned_on)))
+        parts += [
+            f"The same without seeds {seeds}, on which the recipe was chosen:",
+            _table(dataclasses.replace(study, cells=rest), control),
+        ]
+    return paragraphs(parts)
+
+
+def _table(study: Study, control: str) -> str:
+    variants = [variant for variant in study.variants if variant != control]
     evidence = Evidence(study, {})
     columns = [_column(evidence, variants, control, measure) for measure in MEASURES.values()]
     rows = [[v, *cells] for v, *cells in zip(variants, *columns, strict=True)]
-    return f"{table(['variant', *MEASURES], rows)}\n\n{_legend(control)}"
+    return table(["variant", *MEASURES], rows)
 
 
 def _column(evidence: Evidence, variants: list[str], control: str, measure: Measure) -> list[str]:
@@ -46,20 +63,24 @@ def _column(evidence: Evidence, variants: list[str], control: str, measure: Meas
 def _difference(
     evidence: Evidence, variant: str, control: str, measure: Measure
 ) -> Difference | None:
-    """Pool the settings in which both have a seed."""
-    pairs = [((s, variant), (s, control)) for s in evidence.study.settings]
-    shared = [
-        pair
-        for pair in pairs
-        if measure(evidence, pair[0]).keys() & measure(evidence, pair[1]).keys()
-    ]
-    return contrast(evidence, shared, measure) if shared else None
+    """Pool the settings that make up the largest block of settings and seeds."""
+    seeds = {
+        s: measure(evidence, (s, variant)).keys() & measure(evidence, (s, control)).keys()
+        for s in evidence.study.settings
+    }
+    blocks = [[s for s in seeds if seeds[s] >= some] for some in seeds.values() if some]
+    sizes = [(len(block) * len(shared([seeds[s] for s in block])), len(block)) for block in blocks]
+    if not blocks:
+        return None
+    block = blocks[sizes.index(max(sizes))]
+    return contrast(evidence, [((s, variant), (s, control)) for s in block], measure)
 
 
 def _legend(control: str) -> str:
     return (
-        f"All settings together, in points: variant minus `{control}`, mean over all pairs of runs "
-        "that share setting and seed, its bootstrap 95 % interval, and how many pairs. ▲ and ▼: "
-        "really above and below, corrected over the column. A smaller swing is better. What is "
-        "tuned is tuned on the proxy score."
+        f"Settings together, in points: variant minus `{control}`, mean over pairs of runs that "
+        "share setting and seed, its bootstrap 95 % interval, and how many pairs. Where some "
+        "settings have more seeds than others, the largest whole block of settings and seeds "
+        "counts. ▲ and ▼: really above and below, corrected over the column. A smaller swing is "
+        "better. What is tuned is tuned on the proxy score."
     )

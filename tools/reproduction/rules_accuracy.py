@@ -45,27 +45,31 @@ def margin_where_first(evidence: Evidence) -> Finding:
     """By how much it is ahead where the paper has it ahead.
 
     Holds if, pooled over the settings in which the paper's own table has glimpse first, its gain
-    over the strongest baseline is real and not really smaller than published, does not hold if it
-    is really smaller or below zero, else cannot be told.
+    over the strongest baseline is real and its interval reaches the published size, does not hold
+    if it is really smaller or below zero, else cannot be told.
     """
     settings = [s for s in evidence.study.settings if (evidence.published_gain(s) or 0) > 0]
     found = over_strongest(evidence, settings)
-    verdict = reaches(found, over_strongest(evidence, settings, evidence.share))
-    return Finding(verdict, points(found))
+    beyond = over_strongest(evidence, settings, evidence.share)
+    real, short = above_zero([found, beyond])
+    return Finding(reaches(real, short, beyond), points(found))
 
 
 def first_under_label_skew(evidence: Evidence) -> Finding:
     """Whether it comes first wherever clients hold two classes.
 
-    Holds if glimpse is really above the strongest baseline in every label-skew setting and its
-    pooled gain there is not really smaller than published, does not hold if it is really below in
-    one of them or the pooled gain is really smaller, else cannot be told.
+    Holds if glimpse is really above the strongest baseline in every label-skew setting and the
+    interval of its pooled gain there reaches the published size, does not hold if it is really
+    below in one of them or the pooled gain is really smaller, else cannot be told.
     """
     settings = evidence.where(partition="label_skew")
-    each = above_zero([over_strongest(evidence, [s]) for s in settings])
     found = over_strongest(evidence, settings)
-    size = reaches(found, over_strongest(evidence, settings, evidence.share))
-    return Finding(all_of([*each, size]), f"{points(found)}; {counts(each)}")
+    beyond = over_strongest(evidence, settings, evidence.share)
+    gaps = [over_strongest(evidence, [s]) for s in settings]
+    real, short, *each = above_zero([found, beyond, *gaps])
+    return Finding(
+        all_of([*each, reaches(real, short, beyond)]), f"{points(found)}; {counts(each)}"
+    )
 
 
 def close_elsewhere(evidence: Evidence) -> Finding:

@@ -1,6 +1,7 @@
 """Verdicts on what a target accuracy costs: the paper's Figure 5, and how fast curves rise.
 
-A saving is the report's: one minus our cost over theirs, run by run. A run that missed the target
+A saving is the report's: one minus our cost over theirs, run by run. So it is no symmetric measure:
+twice as dear is -100 %, half as dear +50 %. A run that missed the target
 only bounds its cost, so a saving may be known as "at least" or "at most"; a verdict that such a
 bound cannot carry is "cannot be told".
 """
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
 
 from fedglimpse.report.analysis import spent
 from fedglimpse.stats.censored import Saving, Spent, saving
 from fedglimpse.stats.difference import Difference, paired
-from reproduction.evidence import OURS, Evidence, over_strongest
+from reproduction.evidence import OURS, Evidence, over_strongest, shared
 from reproduction.verdict import Finding, Verdict, above_zero, all_of, counts, points, reaches
 
 SERVER_BASELINES = ("fedawac", "ha-edgeflow")  # the paper compares server FLOPs with these alone
@@ -69,16 +71,13 @@ def average_saving(
     baselines: Sequence[str],
     published: float = 0.0,
 ) -> Average | None:
-    """Return savings until the settings' targets; None where a setting has no seed of all."""
+    """Return savings until the settings' targets, over the seeds that all of them have, if any."""
+    found = [_savings(evidence, setting, measure, baselines) for setting in settings]
     shares: dict[tuple[int, int], float] = {}
     bounds: set[str] = set()
-    for i, setting in enumerate(settings):
-        found = _savings(evidence, setting, measure, baselines)
-        if not found:
-            return None
-        for seed, each in found.items():
-            shares[i, seed] = fmean(one.share for one in each)
-            bounds |= {one.bound for one in each}
+    for (i, savings), seed in product(enumerate(found), shared(found)):
+        shares[i, seed] = fmean(one.share for one in savings[seed])
+        bounds |= {one.bound for one in savings[seed]}
     share = paired(shares, dict.fromkeys(shares, 0.0))
     beyond = paired(shares, dict.fromkeys(shares, published))
     if share is None or beyond is None:
@@ -91,15 +90,16 @@ def _saves(evidence: Evidence, partition: str, measure: str, baselines: Sequence
     found = average_saving(evidence, settings, measure, baselines, evidence.share)
     if found is None:
         return Finding(Verdict.NOT_RUN, "–")
-    return Finding(found.carries(reaches(found.share, found.beyond)), found.text)
+    real, short = above_zero([found.share, found.beyond])
+    return Finding(found.carries(reaches(real, short, found.beyond)), found.text)
 
 
 def saves_uplink_under_dirichlet(evidence: Evidence) -> Finding:
     """How much less is sent until the target, Dirichlet.
 
     Holds if the uplink saved until the setting's fixed target, averaged over the four baselines and
-    pooled over the Dirichlet settings, is really above zero and not really smaller than published,
-    does not hold if it is really smaller, else cannot be told.
+    pooled over the Dirichlet settings, is really above zero and its interval reaches the published
+    share, does not hold if it is really smaller, else cannot be told.
     """
     return _saves(evidence, "dirichlet", "uplink_bytes", evidence.baselines)
 
@@ -108,8 +108,8 @@ def saves_uplink_under_label_skew(evidence: Evidence) -> Finding:
     """How much less is sent until the target, label skew.
 
     Holds if the uplink saved until the setting's fixed target, averaged over the four baselines and
-    pooled over the label-skew settings, is really above zero and not really smaller than published,
-    does not hold if it is really smaller, else cannot be told.
+    pooled over the label-skew settings, is really above zero and its interval reaches the published
+    share, does not hold if it is really smaller, else cannot be told.
     """
     return _saves(evidence, "label_skew", "uplink_bytes", evidence.baselines)
 
@@ -118,8 +118,8 @@ def saves_server_flops_under_dirichlet(evidence: Evidence) -> Finding:
     """How much less the server computes until the target, Dirichlet.
 
     Holds if the server FLOPs saved until the setting's fixed target, averaged over FedAWAC and
-    HA-EdgeFLow and pooled over the Dirichlet settings, are really above zero and not really fewer
-    than published, does not hold if they are really fewer, else cannot be told.
+    HA-EdgeFLow and pooled over the Dirichlet settings, are really above zero and their interval
+    reaches the published share, does not hold if they are really fewer, else cannot be told.
     """
     return _saves(evidence, "dirichlet", "server_flops", SERVER_BASELINES)
 
@@ -128,8 +128,8 @@ def saves_server_flops_under_label_skew(evidence: Evidence) -> Finding:
     """How much less the server computes until the target, label skew.
 
     Holds if the server FLOPs saved until the setting's fixed target, averaged over FedAWAC and
-    HA-EdgeFLow and pooled over the label-skew settings, are really above zero and not really fewer
-    than published, does not hold if they are really fewer, else cannot be told.
+    HA-EdgeFLow and pooled over the label-skew settings, are really above zero and their interval
+    reaches the published share, does not hold if they are really fewer, else cannot be told.
     """
     return _saves(evidence, "label_skew", "server_flops", SERVER_BASELINES)
 
@@ -144,9 +144,8 @@ def faster_and_higher_under_label_skew(evidence: Evidence) -> Finding:
     """
     settings = evidence.where(partition="label_skew")
     found = average_saving(evidence, settings, "rounds", evidence.baselines)
-    faster = Verdict.NOT_RUN
-    if found is not None:
-        faster = found.carries(above_zero([found.share])[0])
-    higher = above_zero([over_strongest(evidence, [s]) for s in settings])
+    gaps = [over_strongest(evidence, [s]) for s in settings]
+    faster, *higher = above_zero([None if found is None else found.share, *gaps])
+    faster = faster if found is None else found.carries(faster)
     said = "–" if found is None else found.text
     return Finding(all_of([faster, *higher]), f"rounds saved: {said}; accuracy {counts(higher)}")

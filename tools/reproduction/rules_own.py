@@ -131,6 +131,48 @@ def every_component_adds(evidence: Evidence) -> Finding:
     return Finding(all_of(above_zero(list(found.values()))), smallest(found))
 
 
+def turns_make_up_for_the_harm(evidence: Evidence) -> Finding:
+    """Whether the agent's choices do harm, and turns with a flat start mend it.
+
+    Holds if glimpse, pooled over settings, is really below the control and each variant with turns
+    really above glimpse, does not hold if glimpse is really above the control or such a variant
+    really below glimpse, else cannot be told.
+    """
+    control, turns = (
+        str(evidence.study.control),
+        [v for v in evidence.study.variants if "turns" in v],
+    )
+    found = {"harm": _pooled(evidence, control, OURS)}
+    found |= {v: _pooled(evidence, v, OURS) for v in turns}
+    said = f"{control} minus glimpse {points(found['harm'])}; over glimpse, "
+    mended = {v: found[v] for v in turns}
+    return Finding(all_of(above_zero(list(found.values()))), said + smallest(mended))
+
+
+def changes_raise_accuracy(evidence: Evidence) -> Finding:
+    """Whether the agent gains by seeing changes of the global model.
+
+    Holds if glimpse that sees changes, pooled over settings, is really above glimpse, does not hold
+    if it is really below, else cannot be told; what its attention does is in the section's text.
+    """
+    found = _pooled(evidence, "glimpse, changes", OURS)
+    return Finding(above_zero([found])[0], points(found))
+
+
+def leaning_beats_chance(evidence: Evidence) -> Finding:
+    """Whether an agent that leans towards a high loss is above a random choice.
+
+    Holds if the leaning agent, pooled over settings, is really above the control, does not hold if
+    it is really below, else cannot be told.
+    """
+    found = _pooled(evidence, "glimpse, leaning", str(evidence.study.control))
+    return Finding(above_zero([found])[0], points(found))
+
+
+def _pooled(evidence: Evidence, variant: str, other: str) -> Difference | None:
+    return contrast(evidence, [((s, variant), (s, other)) for s in evidence.study.settings])
+
+
 def choosing_is_worth_little(evidence: Evidence) -> Finding:
     """Whether a choice pays once everybody averages over time.
 

@@ -18,6 +18,8 @@ from fedglimpse.report.published import read_paper
 from fedglimpse.study import Cell, Study, load_study
 from fedglimpse.sweep.plan import configs_of, read_plan
 
+TUNED_ON = {"table1": frozenset({0, 1})}  # recipe_study.toml chose among runs of these seeds
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -27,6 +29,7 @@ class Stored:
     study: Study  # a planned cell that was not begun is `missing`, with its configuration
     departures: tuple[str, ...]  # keys in which runs are not what the file says now
     lenders: Mapping[str, int] = field(default_factory=dict)  # study -> how many runs are its own
+    tuned_on: frozenset[int] = frozenset()  # seeds of the runs by which its recipe was chosen
 
     @property
     def begun(self) -> bool:
@@ -109,7 +112,7 @@ class Shelf:
             cells=[*cells, *there.values()],
             source=f"results/{name}",
         )
-        return Stored(name, study, tuple(departures), lenders)
+        return Stored(name, study, tuple(departures), lenders, TUNED_ON.get(name, frozenset()))
 
 
 def _name(cell: Any) -> tuple[str, str, int]:

@@ -70,15 +70,19 @@ def at_least(count: int, verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict.NOT_RUN if Verdict.NOT_RUN in verdicts else Verdict.UNTOLD
 
 
-def reaches(gain: Difference | None, beyond: Difference | None) -> Verdict:
-    """Judge a gain of a published size: real, and not really smaller.
+def reaches(gain: Verdict, beyond: Verdict, difference: Difference | None) -> Verdict:
+    """Judge a gain of a published size: real, with an interval that reaches that size.
+
+    With few pairs a gain is seldom really smaller than any size; that alone must not carry it.
 
     Args:
-        gain: ours minus theirs.
-        beyond: the same minus the published gain.
+        gain: whether ours minus theirs is above zero.
+        beyond: whether the same minus the published gain is.
+        difference: the same minus the published gain.
     """
-    real, short = above_zero([gain])[0], above_zero([beyond])[0]
-    return Verdict.FAILS if short is Verdict.FAILS else real
+    if beyond is Verdict.FAILS or gain is not Verdict.HOLDS or difference is None:
+        return Verdict.FAILS if beyond is Verdict.FAILS else gain
+    return Verdict.UNTOLD if difference.high is None or difference.high < 0 else gain
 
 
 def points(difference: Difference | None, unit: str = "points") -> str:

@@ -13,7 +13,7 @@ from fedglimpse.compare import DEFAULT_TARGET
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.report.fairness import Fairness
 from fedglimpse.report.numbers import MEASURES
-from fedglimpse.report.published import Beside, beside, read_paper
+from fedglimpse.report.published import Beside, beside, check_paper, read_paper
 from fedglimpse.report.reproduce import command
 from fedglimpse.stats.censored import Saving, Spent, ToTarget, saving
 from fedglimpse.stats.difference import Difference, against_published, holm, paired
@@ -94,6 +94,7 @@ def analyse(study: Study, options: Options | None = None) -> Results:
     options = options or Options()
     if options.paper is not None:
         study = dataclasses.replace(study, paper=read_paper(options.paper))
+    check_paper(study)
     control = _control(study, options)
     pairs = [(s, v) for s in study.settings for v in study.variants if study.of(s, v)]
     finals = {pair: final_accuracies(study.of(*pair)) for pair in pairs}

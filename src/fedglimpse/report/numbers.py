@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedglimpse.stats.censored import ToTarget
-from fedglimpse.stats.difference import Difference
+from fedglimpse.stats.difference import COVERAGE, Difference
 from fedglimpse.stats.spread import Spread
 
 MEASURES: dict[str, tuple[str, str]] = {  # name -> (what it is, unit)
@@ -35,6 +35,14 @@ def interval(difference: Difference) -> str:
     if difference.low is None or difference.high is None:
         return text
     return f"{text} [{signed(difference.low)}, {signed(difference.high)}]"
+
+
+def covers() -> str:
+    """Say how often bootstrap 95 % intervals of few pairs cover the truth."""
+    shares = "/".join(str(round(100 * share)) for share in COVERAGE.values())
+    return (
+        f"covers the truth in about {shares} % of studies with {'/'.join(map(str, COVERAGE))} pairs"
+    )
 
 
 def mean_and_std(spread: Spread) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
@@ -13,8 +13,9 @@ from typing import Any
 from fedglimpse.report import sections
 from fedglimpse.report.analysis import Results
 from fedglimpse.report.bars import cost_bars
+from fedglimpse.report.numbers import covers
 from fedglimpse.report.payload import payload
-from fedglimpse.report.terminal import missing
+from fedglimpse.report.terminal import diverged, missing
 from fedglimpse.summary import final_window
 from fedglimpse.version import VERSION
 
@@ -36,7 +37,7 @@ def page(results: Results) -> str:
         bars=cost_bars(results),
         fairness=sections.fairness_table(results),
         paper=_section("paper", "What the paper says", sections.claims(results)),
-        reading=_asset("reading.html"),
+        reading=Template(_asset("reading.html")).substitute(covers=covers()),
         report_command=escape(f"fedglimpse report {shlex.quote(study.source)}"),
         commands=sections.commands(results),
         environment=escape(_environment(results)),
@@ -97,7 +98,8 @@ def _final_text(results: Results) -> str:
         "over seeds. <b>± rounds</b> is the deviation of one run over those rounds. "
     )
     if results.control:
-        text += "Differences are in points, paired by seed, with bootstrap 95 % intervals. "
+        text += "Differences are in points, paired by seed, with a bootstrap 95 % interval that "
+        text += f"{covers()}. "
     if any(row.beside for row in results.rows):
         source = (results.study.paper or {}).get("source", "the paper")
         text += f"Paper: {escape(source)}; the interval of ours − paper is Welch's."
@@ -105,15 +107,17 @@ def _final_text(results: Results) -> str:
 
 
 def _missing(results: Results) -> str:
-    lines = missing(results)
+    cells, lines, bad = len(results.study.cells), missing(results), diverged(results)
+    text = f"{len(lines)} of {cells} runs have not finished; what follows is not the last word."
+    return _listed(text, lines) + _listed(f"{len(bad)} of {cells} runs have diverged.", bad)
+
+
+def _listed(text: str, lines: Sequence[str]) -> str:
     if not lines:
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines[:8])
     more = f"<li>and {len(lines) - 8} more</li>" if len(lines) > 8 else ""
-    return (
-        f'<div class="missing">{len(lines)} of {len(results.study.cells)} runs have not finished; '
-        f"what follows is not the last word.<ul>{items}{more}</ul></div>"
-    )
+    return f'<div class="missing">{text}<ul>{items}{more}</ul></div>'
 
 
 def _environment(results: Results) -> str:

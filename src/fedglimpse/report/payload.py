@@ -97,8 +97,10 @@ def _theory(cell: Cell) -> dict[str, Any]:
     Takes a flat file (name -> list or number) and one with a panel for each seed in `lanes`.
     """
     found = dict(cell.theory or {})
-    notes = [str(note) for note in found.pop("notes", ())]
-    lanes = [lane for lane in found.pop("lanes", ()) if lane.get("seed") == cell.seed]
+    notes, lanes = found.pop("notes", None), found.pop("lanes", None)
+    notes = [str(note) for note in notes] if isinstance(notes, list) else []
+    lanes = [lane for lane in lanes if isinstance(lane, dict)] if isinstance(lanes, list) else []
+    lanes = [lane for lane in lanes if lane.get("seed") == cell.seed]
     flat = flatten(lanes[0] if lanes else found)
     values = {name.removeprefix("series."): value for name, value in flat.items() if name != "seed"}
     series = {

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedglimpse.report.analysis import Comparison, Results, Row
-from fedglimpse.report.numbers import MEASURES, cost, interval, mean_and_std, percent
+from fedglimpse.report.numbers import MEASURES, cost, covers, interval, mean_and_std, percent
 
 STYLES = {"real": "bold", "within noise": "dim", "cannot tell": "dim"}
 
 
 def show(results: Results, console: Console) -> None:
-    """Print one table for each setting, then what is missing."""
+    """Print one table for each setting, how to read it, then what is missing."""
     study = results.study
-    console.print(f"[bold]{study.title}[/bold]")
+    console.print(f"[bold]{escape(study.title)}[/bold]")
     if study.claim:
-        console.print(study.claim)
+        console.print(escape(study.claim))
     for setting in study.settings:
         console.print()
         console.print(_table(results, setting))
-    for line in missing(results):
-        console.print(line, style="yellow")
+    if any(row.control for row in results.rows):
+        told = "Differences are in points, seed by seed, with a bootstrap 95 % interval"
+        console.print(f"\n{told} that {covers()}.", style="dim", highlight=False)
+    for line in (*missing(results), *diverged(results)):
+        console.print(escape(line), style="yellow")
 
 
 def _table(results: Results, setting: str) -> Table:
     target, rows = results.targets.get(setting), results.of(setting)
     with_paper = any(row.beside for row in rows)
-    table = Table(title=setting, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=escape(setting), title_justify="left", box=None, pad_edge=False)
     table.add_column("variant")
     table.add_column("accuracy %", justify="right")
     table.add_column("over rounds", justify="right")
     table.add_column("seeds", justify="right")
-    table.add_column(f"against {results.control}" if results.control else "")
+    table.add_column(f"against {escape(results.control)}" if results.control else "")
     if with_paper:
         table.add_column("paper")
     goal = "" if target is None else f" to {percent(target.value)} %"
@@ -47,7 +51,7 @@ def _table(results: Results, setting: str) -> Table:
 
 def _cells(row: Row, with_paper: bool, control: str | None) -> list[str]:
     spread = row.spread
-    name = f"[bold]{row.variant}[/bold]" if row.best else row.variant
+    name = f"[bold]{escape(row.variant)}[/bold]" if row.best else escape(row.variant)
     against = "control" if row.variant == control else verdict_text(row.control)
     cells = [
         name + (" (oracle)" if row.oracle else ""),
@@ -81,4 +85,14 @@ def missing(results: Results) -> list[str]:
         + (f" ({cell.reason})" if cell.reason else "")
         for cell in results.study.cells
         if cell.state != "finished"
+    ]
+
+
+def diverged(results: Results) -> list[str]:
+    """Return one line for every cell with scores that are no finite numbers."""
+    return [
+        f"diverged: {cell.setting}, {cell.variant}, seed {cell.seed} ({cell.facts.diverged} "
+        "rounds with a score that is not finite, which counts as 0)"
+        for cell in results.study.cells
+        if cell.facts is not None and cell.facts.diverged
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -9,9 +10,10 @@ from typing import Any
 
 from fedglimpse.compare import SMOOTHED_OVER
 from fedglimpse.stats.censored import Spent
-from fedglimpse.summary import COSTS, summarise
+from fedglimpse.summary import COSTS, final_window, summarise
 
 Record = dict[str, Any]
+COST_NAMES = COSTS  # what every round is charged
 POINTS = 150  # of a thinned curve
 DIGITS = 7  # of accuracies kept: finer than one example of any test set
 
@@ -22,7 +24,7 @@ class Curve:
 
     rounds: tuple[int, ...]  # counted from 1
     accuracy: tuple[float, ...]
-    smooth: tuple[float, ...]  # trailing mean over 10 scored rounds
+    smooth: tuple[float, ...]  # mean over the last 10 scored rounds, fewer at the start
     costs: Mapping[str, tuple[int, ...]]  # spent up to and including that round
 
 
@@ -30,7 +32,8 @@ class Curve:
 class Climb:
     """Every round at which the trailing mean accuracy rose above all before, with costs so far.
 
-    This is all that is needed to say exactly what *any* target cost, without the whole curve.
+    The mean is over the last 10 scored rounds, or over as many as there are so far. This is all
+    that is needed to say exactly what *any* target cost, without the whole curve.
     """
 
     rounds: tuple[int, ...]  # counted from 1, rising
@@ -61,22 +64,48 @@ class Facts:
     curve: Curve
     climb: Climb
     reward: float | None = None  # smoothed score on the proxy set, mean over the last rounds
+    first_tenth: float | None = None  # mean accuracy up to a tenth of the rounds played
+    throughout: float | None = None  # mean accuracy of all scored rounds
+    diverged: int = 0  # rounds with a score that is not finite, which counts as 0
+
+    @property
+    def early(self) -> float | None:
+        """Mean accuracy over the first tenth of the rounds, None where none was scored.
+
+        Exact, but for studies that were stored before it was kept: there the thinned curve has
+        to do.
+        """
+        if self.first_tenth is not None:
+            return self.first_tenth
+        curve = zip(self.curve.rounds, self.curve.accuracy, strict=True)
+        return _mean([accuracy for at, accuracy in curve if 10 * at <= self.climb.played])
+
+    @property
+    def whole(self) -> float | None:
+        """Mean accuracy over the whole training; exact or from the thinned curve, as `early`."""
+        return _mean(self.curve.accuracy) if self.throughout is None else self.throughout
 
 
 def condense(records: Sequence[Record], rounds: int) -> Facts:
     """Condense the records of one seed, in order.
 
+    A score that is no finite number is that of a model that has diverged and counts as 0: leaving
+    it out would flatter the run.
+
     Args:
         records: as `rounds.jsonl` holds them.
         rounds: how many the run was meant to have.
     """
+    diverged, records = _finite(records)
     costs = {name: _running(records, name) for name in COSTS}
     scored = [i for i, r in enumerate(records) if r["accuracy"] is not None]
     raw = [round(records[i]["accuracy"], DIGITS) for i in scored]
     smooth = _trailing_mean([records[i]["accuracy"] for i in scored])
-    finished = bool(records) and records[-1]["round"] + 1 >= rounds
+    heights = [(records[i]["round"] + 1, float(records[i]["accuracy"])) for i in scored]
+    played = records[-1]["round"] + 1 if records else 0
+    counted = [i for i in scored if records[i]["round"] >= rounds - final_window(rounds)]
     final: Record = {}
-    if finished:
+    if played >= rounds and counted:
         final = next(iter(summarise(records, rounds)["seeds"].values()))
     return Facts(
         accuracy=final.get("final_accuracy"),
@@ -88,7 +117,31 @@ def condense(records: Sequence[Record], rounds: int) -> Facts:
         seconds=sum(r["seconds"] for r in records),
         curve=_curve(scored, raw, smooth, records, costs),
         climb=_climb(scored, smooth, records, costs),
+        first_tenth=_mean([a for r, a in heights if 10 * r <= played]),
+        throughout=_mean([a for _, a in heights]),
+        diverged=diverged,
     )
+
+
+def _finite(records: Sequence[Record]) -> tuple[int, list[Record]]:
+    """Return how many records have a score that is not finite, and all with 0 for such scores.
+
+    Records are written with null for what is not finite. In a round that was not scored, all of
+    the scores on the test set are null.
+    """
+    found, diverged = [], 0
+    for record in records:
+        tested = ("accuracy", "macro_f1", "per_class_f1")
+        scored = any(record.get(name) is not None for name in tested)
+        names = ("accuracy", "macro_f1", "reward") if scored else ("reward",)
+        bad = [n for n in names if record[n] is None or not math.isfinite(record[n])]
+        diverged += bool(bad)
+        found.append({**record, **dict.fromkeys(bad, 0.0)} if bad else record)
+    return diverged, found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def thinned(count: int, points: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from fedglimpse.configure import build
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.sources import load
 from fedglimpse.errors import UserError
+from fedglimpse.study.check import check_counts
+from fedglimpse.study.files import read_json
 
 Counts = list[list[int]]  # [N, C]
 
@@ -30,10 +31,13 @@ class Holdings:
         self._made: dict[tuple[Any, ...], Counts | None] = {}
 
     def of(self, folder: Path, config: Mapping[str, Any], seed: int) -> Counts | None:
-        """Return the class counts of one seed's clients; None where the data is not here."""
+        """Return the class counts of one seed's clients; None where the data is not here.
+
+        Raises UserError for a damaged `partition.json`.
+        """
         stored = folder / "partition.json"
         if stored.exists():
-            return json.loads(stored.read_text()).get(str(seed))
+            return _stored(stored, str(seed))
         data = tuple(sorted((k, v) for k, v in config.items() if k.startswith("data.")))
         key = (*data, seed)
         if key not in self._made:
@@ -44,7 +48,10 @@ class Holdings:
         dataset = self._dataset(str(config["data.name"]))
         if dataset is None or config["data.clients"] > MOST_CLIENTS:
             return None
-        population = population_of(build(config), dataset, seed)
+        try:
+            population = population_of(build(config), dataset, seed)
+        except UserError:  # clients of a Flower federation, say, have data of their own
+            return None
         counts: Counts = population.label_histogram(torch.arange(population.num_clients)).tolist()
         return counts
 
@@ -55,3 +62,14 @@ class Holdings:
             except UserError:  # the results are here, the data is not
                 self._datasets[name] = None
         return self._datasets[name]
+
+
+def _stored(path: Path, seed: str) -> Counts | None:
+    counts: Counts | None = read_json(path).get(seed)
+    if counts is None:
+        return None
+    try:
+        check_counts(seed, counts)
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): restore or delete it.") from None
+    return counts

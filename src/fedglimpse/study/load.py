@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +9,22 @@ from typing import Any
 from fedglimpse.config import Config
 from fedglimpse.configure import build, read_toml
 from fedglimpse.errors import UserError
-from fedglimpse.stats.condense import condense
+from fedglimpse.stats.condense import Facts, condense
 from fedglimpse.stats.fairness import Participation, classes_covered
 from fedglimpse.study.cell import Cell, Partition, State, Study
+from fedglimpse.study.check import check_head, check_once
+from fedglimpse.study.files import read_json
 from fedglimpse.study.holdings import Holdings
+from fedglimpse.study.names import names_of
 from fedglimpse.study.parts import joined
+from fedglimpse.study.rounds import check_clients, read_records, records_file
 from fedglimpse.study.store import read_study
 from fedglimpse.study.trace import trace_of
 from fedglimpse.version import VERSION
 
+__all__ = ["load_study", "read_records"]
+
 SWEEP_FORMAT = 1
-REQUIRED = {"lane", "seed", "round", "visible", "selected"}  # of every record
 
 
 def load_study(path: Path) -> Study:
@@ -44,37 +46,6 @@ def load_study(path: Path) -> Study:
     )
 
 
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the complete records of a run folder, compressed or not."""
-    plain, packed = folder / "rounds.jsonl", folder / "rounds.jsonl.gz"
-    path = packed if packed.exists() else plain
-    if not path.exists():
-        return []
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path == packed else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): restore it, or delete "
-            f"{folder} and run it again."
-        ) from None
-    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
-    return [_record(line, path, number) for number, line in enumerate(lines, 1)]
-
-
-def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or not record.keys() >= REQUIRED:
-        raise UserError(
-            f"{path}, line {number} is not the record of a round: restore the file, or delete "
-            f"{path.parent} and run it again."
-        )
-    return record
-
-
 class _Reader:
     """Turns run folders into cells, remembering partitions and whose trace is already kept."""
 
@@ -87,24 +58,24 @@ class _Reader:
         self, folder: Path, name: Mapping[str, Any], records: Sequence[dict[str, Any]]
     ) -> Cell:
         """Read one seed. `name` holds id, setting, variant and seed."""
-        failed, config = folder / "failed.json", folder / "config.toml"
-        reason = str(_json(failed).get("reason", "")) if failed.exists() else ""
+        config = folder / "config.toml"
         flat = _plain(_config(folder).flat()) if config.exists() else {}
-        environment = _json(folder / "environment.json")
-        state: State = "missing"
-        if (folder / "summary.json").exists():
-            state, reason = "finished", ""
-        elif failed.exists():
-            state = "failed"
-        elif records:
-            state = "unfinished"
-        if not records:
+        if records and not flat:
+            raise UserError(
+                f"{config} is not there, though {folder} has records: restore it, or delete the "
+                "folder and run it again."
+            )
+        facts = condense(records, int(flat["rounds"])) if records else None
+        state, reason = _state(folder, facts, flat)
+        environment = read_json(folder / "environment.json")
+        if facts is None:
             return Cell(**name, state=state, reason=reason, config=flat, environment=environment)
         counts = self.holdings.of(folder, flat, name["seed"])
         chosen = [r["selected"] for r in records]
         clients = len(counts) if counts else _clients(flat, records)
-        key, first = (name["setting"], name["variant"]), state == "finished"
-        keep = first and key not in self.traced
+        check_clients(records, clients, folder)
+        key = name["setting"], name["variant"]
+        keep = state == "finished" and key not in self.traced
         if keep:
             self.traced.add(key)
             if counts and name["setting"] not in self.partitions:
@@ -114,20 +85,40 @@ class _Reader:
             state=state,
             reason=reason,
             config=flat,
-            facts=condense(records, int(flat["rounds"])),
+            facts=facts,
             participation=Participation(
                 seen=_visits([r["visible"] for r in records], clients),
                 chosen=_visits(chosen, clients),
                 classes_covered=classes_covered(chosen, counts) if counts else None,
             ),
             trace=trace_of(records, clients) if keep else None,
-            theory=_json(folder / "theory.json") or None,
+            theory=read_json(folder / "theory.json") or None,
             environment=environment,
         )
 
 
+def _state(folder: Path, facts: Facts | None, config: Mapping[str, Any]) -> tuple[State, str]:
+    """Return what has become of a run, and why it has not finished if that is known.
+
+    A run with a summary whose records do not reach the end has lost some: it has not finished.
+    """
+    failed = folder / "failed.json"
+    reason = str(read_json(failed).get("reason", ""))
+    if (folder / "summary.json").exists():
+        if facts is not None and facts.accuracy is not None:
+            return "finished", ""
+        played, planned = facts.climb.played if facts else 0, config.get("rounds", "its")
+        file = f"{folder.name}/{records_file(folder).name}"  # a study is not bound to a place
+        if played == planned:
+            return "unfinished", f"{file} has no accuracy of the last rounds"
+        return "unfinished", f"{file} has {played} of {planned} rounds, though there is a summary"
+    if failed.exists():
+        return "failed", reason
+    return ("missing" if facts is None else "unfinished"), ""
+
+
 def _sweep(path: Path) -> Study:
-    plan = _json(path / "sweep.json")
+    plan = read_json(path / "sweep.json")
     if plan.get("format") != SWEEP_FORMAT:
         raise UserError(
             f"{path}/sweep.json has format {plan.get('format')} (version {plan.get('version')}), "
@@ -151,37 +142,50 @@ def _sweep(path: Path) -> Study:
 
 
 def _planned(plan: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
-    """Return the names of a sweep's cells."""
+    """Return the names of a sweep's cells, once the plan is known to be one."""
     try:
-        return [{k: c[k] for k in ("id", "setting", "variant", "seed")} for c in plan["cells"]]
+        names = [{k: c[k] for k in ("id", "setting", "variant", "seed")} for c in plan["cells"]]
+        good = all(
+            type(n["seed"]) is int
+            and all(isinstance(n[k], str) for k in ("id", "setting", "variant"))
+            for n in names
+        )
+        if not good:
+            raise TypeError
     except (KeyError, TypeError):
         raise UserError(
             f"{path} does not list the cells of a sweep: restore it, or run the sweep again into "
             "another folder."
         ) from None
+    try:
+        check_head(plan)
+        check_once(Cell(**name, state="missing") for name in names)
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged ({error}): restore it, or run the sweep again into another folder."
+        ) from None
+    return names
 
 
 def _runs(path: Path, folders: Sequence[Path]) -> Study:
-    """Read run folders with seeds as lanes."""
-    reader, cells = _Reader(), []
-    for folder in folders:
-        config, records = _config(folder), read_records(folder)
+    """Read run folders with seeds as lanes; no run may hide another."""
+    configs = {folder: _config(folder) for folder in folders}
+    names = names_of({folder: config.flat() for folder, config in configs.items()})
+    reader, cells, found = _Reader(), [], dict[tuple[str, str, int], Path]()
+    for folder, config in configs.items():
+        records, (setting, variant) = read_records(folder), names[folder]
         for seed in config.seeds:
-            name = {
-                "id": f"{folder.name}-{seed}",
-                "setting": setting_name(config.flat()),
-                "variant": config.method,
-                "seed": seed,
-            }
-            cells.append(reader.cell(folder, name, [r for r in records if r["seed"] == seed]))
+            other = found.setdefault((setting, variant, seed), folder)
+            if other != folder:
+                raise UserError(
+                    f"{other} and {folder} hold the same run ({variant}, seed {seed}, {setting}): "
+                    f"move one of them out of {path}, or run it with another seed."
+                )
+            name = {"id": f"{folder.name}-{seed}", "setting": setting, "variant": variant}
+            mine = [r for r in records if r["seed"] == seed]
+            cells.append(reader.cell(folder, {**name, "seed": seed}, mine))
     title = path.resolve().name
     return Study(title, "", None, {}, None, cells, list(reader.partitions.values()), str(path))
-
-
-def setting_name(config: Mapping[str, Any]) -> str:
-    """Return a short name for what is the same in all methods of a comparison."""
-    names = ("data.name", "data.partition", "visibility.kind")
-    return " ".join(str(config[name]).replace("_", " ") for name in names)
 
 
 def _visits(rows: Sequence[Sequence[int]], clients: int) -> tuple[int, ...]:
@@ -193,9 +197,9 @@ def _visits(rows: Sequence[Sequence[int]], clients: int) -> tuple[int, ...]:
 
 
 def _clients(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> int:
-    """Return N as configured, or as many as were ever seen."""
+    """Return N as configured; for clients that are subjects, as many as were ever seen."""
     seen = 1 + max((i for r in records for i in r["visible"]), default=0)
-    return max(int(config["data.clients"]), seen)
+    return int(config["data.clients"]) or seen
 
 
 def _config(folder: Path) -> Config:
@@ -211,16 +215,3 @@ def _config(folder: Path) -> Config:
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
     """Return a flat configuration as JSON would give it back: lists for tuples."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = f" ({error.strerror})" if isinstance(error, OSError) else ""
-        raise UserError(f"{path} is not valid JSON{why}: restore or delete it.") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds no table of names and values: restore or delete it.")
-    return found

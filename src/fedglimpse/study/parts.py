@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from fedglimpse.errors import UserError
+from fedglimpse.records import run_identity
 from fedglimpse.study.cell import Cell, Partition, Study
 
 
@@ -17,7 +18,7 @@ def joined(parts: Sequence[Study], source: str) -> Study:
         source: where they were read from.
 
     Raises:
-        UserError: for parts of different studies.
+        UserError: for parts of different studies, or with different runs by the same name.
     """
     titles = list(dict.fromkeys(part.title for part in parts))
     if len(titles) > 1:
@@ -30,12 +31,22 @@ def joined(parts: Sequence[Study], source: str) -> Study:
     for part in parts:
         for cell in part.cells:
             name = cell.setting, cell.variant, cell.seed
+            _check_same(cells.get(name, cell), cell, source)
             if name not in cells or _progress(cell) > _progress(cells[name]):
                 cells[name] = cell  # a name that is there already keeps its place
         partitions |= {(one.setting, one.seed): one for one in part.partitions}
     return dataclasses.replace(
         parts[0], cells=list(cells.values()), partitions=list(partitions.values()), source=source
     )
+
+
+def _check_same(one: Cell, other: Cell, source: str) -> None:
+    """Raise UserError where two cells by one name were not run alike: none may hide another."""
+    if one.config and other.config and run_identity(one.config) != run_identity(other.config):
+        raise UserError(
+            f"{source} holds parts with different runs of setting '{one.setting}', variant "
+            f"'{one.variant}', seed {one.seed}: keep each study in a folder of its own."
+        )
 
 
 def _progress(cell: Cell) -> tuple[bool, int, bool]:

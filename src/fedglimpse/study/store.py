@@ -14,7 +14,9 @@ from fedglimpse.errors import UserError
 from fedglimpse.stats.condense import Climb, Curve, Facts
 from fedglimpse.stats.fairness import Participation
 from fedglimpse.study.cell import Cell, Partition, Study
-from fedglimpse.study.trace import Moment, Trace
+from fedglimpse.study.check import check_cell, check_head, check_once, check_partition
+from fedglimpse.study.paper import problem_of
+from fedglimpse.study.trace import Moment, Trace, drawable
 from fedglimpse.version import VERSION
 
 FORMAT = 1
@@ -45,19 +47,30 @@ def read_study(path: Path) -> Study:
             f"format {FORMAT}: read it with that version."
         )
     try:
+        check_head(data)
+        if data["paper"] is not None and (problem := problem_of(data["paper"])):
+            raise ValueError(f"its table `paper` {problem}")
         data["cells"] = [_cell(cell) for cell in data["cells"]]
-        data["partitions"] = [Partition(**p) for p in data["partitions"]]
+        data["partitions"] = [_partition(part) for part in data["partitions"]]
+        check_once(data["cells"])
         return Study(**data)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise UserError(
-            f"{path} is damaged, or no study of version {version} ({type(error).__name__}: "
-            f"{error}): restore it, or make it again with fedglimpse report."
+            f"{path} is damaged, or no study of version {version} ({why}): restore it, or make it "
+            "again with fedglimpse report."
         ) from None
+
+
+def _partition(data: dict[str, Any]) -> Partition:
+    part = Partition(**data)
+    check_partition(part)
+    return part
 
 
 def _cell(data: dict[str, Any]) -> Cell:
     facts, visits, trace = data["facts"], data["participation"], data["trace"]
-    return Cell(
+    cell = Cell(
         **data
         | {
             "facts": None if facts is None else _facts(facts),
@@ -65,6 +78,8 @@ def _cell(data: dict[str, Any]) -> Cell:
             "trace": None if trace is None else _trace(trace),
         }
     )
+    check_cell(cell)
+    return cell
 
 
 def _facts(data: Mapping[str, Any]) -> Facts:
@@ -79,7 +94,11 @@ def _columns(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trace(data: Mapping[str, Any]) -> Trace:
-    return Trace(**{**data, "moments": [Moment(**m) for m in data["moments"]]})
+    return Trace(**{**data, "moments": [_moment(moment) for moment in data["moments"]]})
+
+
+def _moment(data: Mapping[str, Any]) -> Moment:
+    return Moment(**{**data, "attention": drawable(data["attention"], len(data["clients"]))})
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,16 +78,32 @@ def _has_scores(record: Mapping[str, Any]) -> bool:
     scores = record.get("q", ())
     if not isinstance(scores, list):  # a selector of the user's own may mean something else by it
         return False
-    return len(scores) == len(_viewed(record)) > 0 and all(map(math.isfinite, scores))
+    return len(scores) == len(_viewed(record)) > 0 and _are_finite(scores)
+
+
+def drawable(attention: Any, clients: int) -> Sequence[Sequence[float]] | None:
+    """Return attention weights that can be drawn, a row of finite numbers for each client.
+
+    Anything else gives None: the weights of a network that diverged, or what a selector of the
+    user's own means by the word.
+    """
+    if not isinstance(attention, list) or len(attention) != clients:
+        return None
+    return attention if all(isinstance(r, list) and _are_finite(r) for r in attention) else None
+
+
+def _are_finite(values: Sequence[Any]) -> bool:
+    return all(type(v) in (int, float) and math.isfinite(v) for v in values)
 
 
 def _moment(record: Mapping[str, Any]) -> Moment:
+    clients, epsilon = _viewed(record), record.get("epsilon")
     return Moment(
         round=record["round"] + 1,
-        clients=_viewed(record),
+        clients=clients,
         chosen=record["selected"],
         q=record["q"],
-        attention=record.get("attention"),
+        attention=drawable(record.get("attention"), len(clients)),
         behaviour=str(record.get("behaviour", "")),
-        epsilon=record.get("epsilon"),
+        epsilon=epsilon if _are_finite([epsilon]) else None,
     )

@@ -36,8 +36,6 @@ def measure_run(run: Path, examples: int = 0) -> Panel:
     config = stored_config(run)
     world, records = build_world(config), read_records(run)
     mine = [{e["round"]: e for e in records if e["lane"] == r} for r in range(len(world.lanes))]
-    for lane in world.lanes:
-        _check_steps(run, config, lane.population)
     recipe = Recipe(config.local.lr, config.local.batch_size, examples)
     points: list[list[Point]] = [[] for _ in world.lanes]
     for round_num, states in _stored(run, world.states, max(mine[0], default=-1)):
@@ -129,16 +127,6 @@ def _last_states(path: Path) -> Tensor:
             f"{path} cannot be read ({type(error).__name__}): run it again, with "
             "checkpoint.keep_models=10 to need no checkpoint."
         ) from None
-
-
-def _check_steps(run: Path, config: Config, population: Population) -> None:
-    """Raise UserError where no client takes a step: the bound divides by their number."""
-    largest = int(population.sizes.max())
-    if local_steps(largest, config) < 1:
-        raise UserError(
-            f"{run} has nothing to measure: the largest client holds {largest} example, and a "
-            "step needs 2; run it with fewer data.clients or more data.samples."
-        )
 
 
 def notes_on(config: Config, run: Path, examples: int) -> list[str]:
