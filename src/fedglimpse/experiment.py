@@ -14,10 +14,13 @@ from fedglimpse.config import Config
 from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.live import LiveLog
+from fedglimpse.needs import PERMISSION
+from fedglimpse.plugins import users_fault
 from fedglimpse.progress import Listener, Silent
 from fedglimpse.records import RunFolder, writing
 from fedglimpse.rl.policy import check_place, write_policy
 from fedglimpse.rounds import crew_of, places_of, play_round, restore, snapshot
+from fedglimpse.sim.lane import check_state
 from fedglimpse.sim.world import Lane, World
 from fedglimpse.summary import summarise
 from fedglimpse.theory.models import save_models
@@ -119,8 +122,20 @@ def _run_all(
             part.open(world, resume)
         listener.begin(name, min(p.done for p in parts), max(p.config.rounds for p in parts))
         after.callback(listener.end)
-        _play(world, parts, listener, should_stop)
+        try:
+            _play(world, parts, listener, should_stop)
+        except Exception as error:
+            if _of_users_code(error):
+                for folder in pack:
+                    folder.let_mend()
+            raise
     return [part.result(world) for part in parts]
+
+
+def _of_users_code(error: Exception) -> bool:
+    """True where mending their own code is what the user is told to do."""
+    ours = error.__cause__ is not None  # such as a disk that is full
+    return (isinstance(error, UserError) and not ours) or users_fault(error) is not None
 
 
 class _Part:
@@ -214,13 +229,24 @@ def _save(world: World, parts: Sequence[_Part]) -> None:
     """Replace the checkpoints of all, so that they can go on together (`fedglimpse.checkpoint`)."""
     stored = [(part.folder, part.lanes) for part in parts if part.folder is not None]
     for folder, lanes in stored:
-        folder.prepare(snapshot(world, lanes))
+        state = snapshot(world, lanes)
+        for lane, saved in zip(lanes, state["lanes"], strict=True):
+            check_state(lane.method.selector, saved["selector"])
+        folder.prepare(state)
     for folder, _ in stored:
         folder.take_over()
 
 
 def check_policy(config: Config, lanes: Sequence[Lane]) -> None:
-    """Raise UserError where a policy is to be saved but the method has none."""
+    """Raise UserError where a method has not what is asked of it: a policy, a need to be allowed.
+
+    Reports mark a run as an oracle's by its permission, so nobody else may have it.
+    """
+    if config.options.get(PERMISSION) and not any(lane.oracle for lane in lanes):
+        raise UserError(
+            f"options.{PERMISSION}={config.options[PERMISSION]}, but method={config.method} reads "
+            f"nothing that a server may not know: leave options.{PERMISSION} out."
+        )
     if config.agent.save and not hasattr(lanes[0].method.selector, "policy"):
         raise UserError(
             f"agent.save={config.agent.save}, but method={config.method} learns no policy: use "

@@ -6,9 +6,9 @@ report means one entry here and one function in `sim/reports.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fedglimpse.errors import UserError, nearest
 
@@ -111,6 +111,26 @@ CATALOGUE: dict[str, Need] = {
         "server", "smoothed score of the new global model on the proxy set", server_passes=1
     ),
 }
+
+
+ORACLES = frozenset(name for name, need in CATALOGUE.items() if need.oracle)
+PERMISSION = "allow_oracle"  # the option without which nothing of ORACLES is shown
+
+
+def check_permission(who: str, needs: frozenset[str], options: Mapping[str, Any]) -> None:
+    """Raise UserError where something reads what no server may know, and is not allowed to.
+
+    Args:
+        who: what reads, to begin the sentence with.
+        needs: all that it reads.
+        options: of the configuration, `options.*`.
+    """
+    private = sorted(needs & ORACLES)
+    if private and options.get(PERMISSION) is not True:
+        raise UserError(
+            f"{who} reads {', '.join(private)} of the clients, which no server may know, so it is "
+            f"only an upper reference: add options.{PERMISSION}=true to run it as one."
+        )
 
 
 def check(needs: frozenset[str]) -> None:

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedglimpse.errors import UserError
 
+
+class Code(NamedTuple):
+    """The file of a user's module."""
+
+    file: str  # its name, without the folder
+    sha256: str
+
+
+MAY_BE_OWN = ("method", "model.name", "data.name")  # keys that can name code of the user's
+OWN_CODE = "own_code"  # entry of environment.json
+FAILED_CODE = "own_code_that_failed"  # likewise, of what was mended later
 _OURS = __name__.partition(".")[0]
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _users: set[str] = set()  # top packages of what users named
+_loaded: dict[str, tuple[object, Code]] = {}  # module -> its spec, and its code as it was then
 
 
 def load_callable(name: str, key: str) -> Callable[..., Any]:
@@ -36,7 +51,79 @@ def load_callable(name: str, key: str) -> Callable[..., Any]:
             "package.module:function."
         )
     _users.add(module_name.partition(".")[0])
+    code_of(name)  # remember what was imported, whatever becomes of the file
     return _guarded(found, f"{key}={name}")
+
+
+def code_of(name: str) -> Code | None:
+    """Return what `package.module:name` is made of; None where it has no file of its own.
+
+    Of a module that was imported, it is the file as it was first seen since. Nothing is imported,
+    but for the packages it is in.
+    """
+    module_name = name.partition(":")[0]
+    module = sys.modules.get(module_name)
+    if module is None:
+        with _here(), suppress(Exception):  # whoever needs the module says what is wrong with it
+            found = importlib.util.find_spec(module_name)
+            return _code(found.origin if found else None)
+        return None
+    spec = getattr(module, "__spec__", None)  # another one when it is imported again
+    if module_name not in _loaded or _loaded[module_name][0] is not spec:
+        code = _code(getattr(module, "__file__", None))
+        if code is None:
+            return None
+        _loaded[module_name] = (spec, code)
+    return _loaded[module_name][1]
+
+
+def own_code(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of environment.json on the user's own code: module -> hash of its file.
+
+    Args:
+        config: every dotted key; without code of the user's there is no entry.
+    """
+    found = {module: code.sha256 for module, code in _codes(config)}
+    return {OWN_CODE: found} if found else {}
+
+
+def _codes(config: Mapping[str, Any]) -> Iterator[tuple[str, Code]]:
+    """Yield the user's modules that a configuration names, where they can be found."""
+    for name in (str(config.get(key, "")) for key in MAY_BE_OWN):
+        code = code_of(name) if ":" in name else None
+        if code is not None:
+            yield name.partition(":")[0], code
+
+
+def changed_code(there: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return which of the user's own files is not what it was, or nothing.
+
+    Args:
+        there: environment.json of a run; from before there were entries of code, all is as it was.
+        config: every dotted key of the run.
+    """
+    known = there.get(OWN_CODE)
+    if not isinstance(known, Mapping):
+        return ""
+    codes = _codes(config)
+    return next((c.file for module, c in codes if known.get(module, c.sha256) != c.sha256), "")
+
+
+def _code(file: str | None) -> Code | None:
+    if file is None or not Path(file).is_file():
+        return None
+    return Code(Path(file).name, hashlib.sha256(Path(file).read_bytes()).hexdigest())
+
+
+@contextmanager
+def _here() -> Iterator[None]:
+    """Look for modules in the working directory first."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def users_fault(error: BaseException) -> str | None:
@@ -54,12 +141,11 @@ def users_fault(error: BaseException) -> str | None:
 
 
 def _import(module_name: str, asked: str) -> Any:
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
     try:
         if module_name.startswith("."):
             raise ValueError("a name that begins with a dot")
-        return importlib.import_module(module_name)
+        with _here():
+            return importlib.import_module(module_name)
     except (ModuleNotFoundError, ValueError) as error:
         if not _within(error):
             raise UserError(
@@ -69,8 +155,6 @@ def _import(module_name: str, asked: str) -> Any:
         raise UserError(f"{asked} cannot be imported: {_told(error)}; mend it.") from None
     except (Exception, SystemExit) as error:
         raise UserError(f"{asked} cannot be imported: {_told(error)}; mend it.") from None
-    finally:
-        sys.path.remove(here)
 
 
 def _guarded(found: Callable[..., Any], asked: str) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """A run folder: what is written while a run goes on, and how it survives being killed.
 
     config.toml       resolved, enough to repeat the run
-    environment.json  versions and device
+    environment.json  versions, device, and what the user's own code was
     rounds.jsonl      one line for each lane and round
     checkpoint.pt     everything needed to continue; see `fedglimpse.checkpoint`
     summary.json      written at the end
@@ -29,6 +29,7 @@ from fedglimpse.configure import build, read_toml
 from fedglimpse.errors import UserError
 from fedglimpse.lock import SUFFIX as LOCK
 from fedglimpse.lock import locked
+from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
 from fedglimpse.version import VERSION
 
 FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.", "agent.save")  # may differ on resuming
@@ -43,6 +44,7 @@ class RunFolder:
         self.path = path
         self.rounds, self.checkpoint = path / "rounds.jsonl", Checkpoint(path)
         self.config, self.summary = path / "config.toml", path / "summary.json"
+        self.environment = path / "environment.json"
 
     def check(self, config: Config, resume: bool) -> None:
         """Raise UserError where the folder holds something else; nothing is changed."""
@@ -50,6 +52,7 @@ class RunFolder:
             raise UserError(f"--out {self.path} is a file: name a folder.")
         if self.config.exists():
             self._check_same(config)
+            self.check_code(config)
             if not resume:
                 raise UserError(
                     f"{self.path} already holds this run: add --resume to continue it, or name "
@@ -57,6 +60,25 @@ class RunFolder:
                 )
         elif self.path.exists() and any(p.suffix not in OURS for p in self.path.iterdir()):
             raise UserError(f"{self.path} holds other files: name a new or empty folder as --out.")
+
+    def check_code(self, config: Config) -> None:
+        """Raise UserError where the user's own code is not what the rounds there were played by."""
+        saved = (self.summary, self.checkpoint.path, self.checkpoint.coming)
+        if any(path.exists() for path in saved):  # else the run begins again
+            there = stored_environment(self.path)
+            if file := changed_code(there, config.flat()):
+                raise UserError(
+                    f"{file} has changed since this run began: name another --out, or bring the "
+                    "file back as it was."
+                )
+
+    def let_mend(self) -> None:
+        """Let the user's own code be changed, since it failed; what it was stays on record."""
+        there = stored_environment(self.path)
+        if OWN_CODE in there:
+            there[FAILED_CODE] = there.pop(OWN_CODE)
+            with writing(self.path):
+                write_atomically(self.environment, json.dumps(there, indent=1))
 
     def open(self, config: Config, resume: bool) -> dict[str, Any] | None:
         """Make the folder ready; returns the checkpoint to continue from, if there is one.
@@ -72,7 +94,10 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.config.exists():
                 write_atomically(self.config, config.to_toml())
-            write_atomically(self.path / "environment.json", json.dumps(environment(), indent=1))
+            failed = stored_environment(self.path).get(FAILED_CODE)
+            found = environment() | own_code(config.flat())
+            found |= {} if failed is None else {FAILED_CODE: failed}
+            write_atomically(self.environment, json.dumps(found, indent=1))
             self.rounds.touch()
             os.truncate(self.rounds, state["bytes"] if state else 0)
         return state
@@ -174,6 +199,15 @@ def stored_config(path: Path) -> Config:
             "back, or name another --out."
         )
     return build(values)
+
+
+def stored_environment(path: Path) -> dict[str, Any]:
+    """Return what environment.json of a run folder holds; nothing where it cannot be read."""
+    try:
+        found = json.loads((path / "environment.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _said(value: object) -> str:

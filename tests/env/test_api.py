@@ -20,7 +20,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "weight sketches": {"config": {"agent.input": "abs"}},
     "numbers": {"config": {"agent.input": "scalar"}},
     "nothing": {"reports": ()},
-    "other reports": {"reports": ("loss", "update_norm", "label_histogram", "proxy_histogram")},
+    "other reports": {
+        "reports": ("loss", "update_norm", "label_histogram", "proxy_histogram"),
+        "config": {"options.allow_oracle": True},
+    },
     "released": {"config": {"preset": "released"}},
 }
 

@@ -54,3 +54,30 @@ class OneStart(WeightedDelta):
 
 def one_start(setting: Setting) -> Method:
     return Method(UniformRandom(), OneStart())
+
+
+class Silent(UniformRandom):
+    def feedback(self, outcome: Outcome) -> Mapping[str, float]:
+        return cast(Any, None)
+
+
+def silent(setting: Setting) -> Method:
+    return Method(Silent(), WeightedDelta())
+
+
+class Lost(WeightedDelta):
+    def step(self, state: Tensor, update: Any) -> Tensor:
+        return cast(Any, None)
+
+
+def lost(setting: Setting) -> Method:
+    return Method(UniformRandom(), Lost())
+
+
+class Talking(UniformRandom):
+    def feedback(self, outcome: Outcome) -> Mapping[str, float]:
+        return cast(Any, {"all": torch.ones(2)})
+
+
+def talking(setting: Setting) -> Method:
+    return Method(Talking(), WeightedDelta())

@@ -85,6 +85,21 @@ def test_starts_of_the_wrong_shape_are_one_sentence() -> None:
     assert str(served.value) == str(simulated.value)
 
 
+@pytest.mark.parametrize("method", ["lost", "talking"])
+def test_what_a_method_cannot_answer_is_the_simulators_sentence(method: str) -> None:
+    settings = small.config(f"flower_methods:{method}")
+    with pytest.raises(UserError) as simulated:
+        experiment.run(settings)
+    with pytest.raises(UserError) as served:
+        small.serve(small.grid(), settings)
+    assert str(served.value) == str(simulated.value)
+
+
+def test_feedback_that_says_nothing_is_nothing() -> None:
+    settings = small.config("flower_methods:silent")
+    assert [r["round"] for r in small.serve(small.grid(), settings).records] == [0, 1, 2]
+
+
 def test_visits_count_on_where_all_train_before_the_choice() -> None:
     settings = small.config("flower_methods:blocks")
     simulated, served = experiment.run(settings), small.serve(small.grid(), settings)

@@ -60,7 +60,7 @@ class SelectorPolicy:
         """Give the selector its feedback on the last step; returns what it wants recorded."""
         if not info["played"]:
             return {}
-        return self.selector.feedback(outcome_of(info))
+        return self.selector.feedback(outcome_of(info)) or {}
 
 
 def view_of(observation: Observation, info: Mapping[str, Any], shape: Shape) -> View:

@@ -56,6 +56,7 @@ def settings_of(
         config = resolve(config)
     needs = config.agent.needs if reports is None else frozenset(reports)
     catalogue.check(needs)
+    catalogue.check_permission("The environment", needs, config.options)
     for name in sorted(needs & set(UNBOUNDED)):
         raise UserError(
             f"reports={name} has no fixed width, so that it cannot be an observation: use sketch, "

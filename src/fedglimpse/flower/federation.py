@@ -25,6 +25,7 @@ from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
 from fedglimpse.needs import Sizes
 from fedglimpse.sim.evaluate import Evaluator, Reward
+from fedglimpse.sim.lane import check_state
 from fedglimpse.sim.reports import Reporter
 from fedglimpse.types import Method, Selector, Visibility
 
@@ -180,11 +181,14 @@ class Federation:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue between two rounds."""
+        selector, aggregator = self.method.selector, self.method.aggregator
+        saved = {"selector": selector.state_dict(), "aggregator": aggregator.state_dict()}
+        check_state(selector, saved["selector"])
+        check_state(aggregator, saved["aggregator"])
         return {
             "state": self.state.clone(),
             "visits": self.visits,
-            "selector": self.method.selector.state_dict(),
-            "aggregator": self.method.aggregator.state_dict(),
+            **saved,
             "reward": self.reward.state_dict(),
         }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedglimpse.cost import Activity
 from fedglimpse.flower.federation import Federation
-from fedglimpse.sim.played import check_logged
+from fedglimpse.sim.played import flops_said, logged
 
 
 @dataclass
@@ -52,12 +52,14 @@ class Sheet:
             taught=fed.method.objective.distill > 0,
         )
 
-    def record(self, fed: Federation, metrics: Mapping[str, float], scored: bool) -> dict[str, Any]:
+    def record(self, fed: Federation, said: Mapping[str, float], scored: bool) -> dict[str, Any]:
         """Return the line of rounds.jsonl: the simulator's fields, and what only devices have."""
-        check_logged(self.info, metrics)
+        who = type(fed.method.selector).__name__
+        answered = f"What {who}.feedback() returned"
+        info, metrics = logged(self.info, f"Choice.info of {who}.select()"), logged(said, answered)
         test = fed.problem.test or fed.problem.proxy
         scores = fed.evaluator.score(fed.state, *test) if scored else None
-        cost = fed.costs.round(self.activity(fed, int(metrics.get("server_flops", 0))))
+        cost = fed.costs.round(self.activity(fed, flops_said(metrics, answered)))
         losses = self.losses.values()
         chosen = sum(self.received.get(c, 0) for c in self.selected)
         return {
@@ -74,7 +76,7 @@ class Sheet:
             "loss": None if scores is None else scores.loss,
             "train_loss": sum(losses) / len(losses) if losses else None,
             "reward": fed.reward.total,
-            **self.info,
+            **info,
             **{k: v for k, v in metrics.items() if k != "server_flops"},
             **vars(cost),
             "failed": {str(c): reason for c, reason in sorted(self.failed.items())},

@@ -15,6 +15,7 @@ from fedglimpse.flower.desk import Desk, Upload
 from fedglimpse.flower.federation import Federation
 from fedglimpse.flower.ledger import Sheet
 from fedglimpse.sim.lane import check_choice
+from fedglimpse.sim.merge import stepped
 from fedglimpse.sim.reports import TrainedClients
 from fedglimpse.types import Choice, Outcome, Update, View
 
@@ -157,7 +158,7 @@ class Round:
                 num_params=fed.layout.num_params,
                 reports={n: reports[n] for n in method.aggregator.needs if n in reports},
             )
-            fed.state = method.aggregator.step(fed.state.clone(), update)
+            fed.state = stepped(method.aggregator, fed.state.clone(), update)
             if method.aggregator.applied is not None:
                 weights = method.aggregator.applied.double()
         self.sheet.selected, self.sheet.weights = clients, weights.tolist()

@@ -8,7 +8,7 @@ from fedglimpse import needs as catalogue
 from fedglimpse.config import Config
 from fedglimpse.errors import UserError
 from fedglimpse.flower.device import asked
-from fedglimpse.needs import CATALOGUE
+from fedglimpse.needs import CATALOGUE, PERMISSION
 from fedglimpse.sim.lane import check_method
 from fedglimpse.types import Method
 
@@ -60,6 +60,11 @@ def plan_of(method: Method, config: Config) -> Plan:
                 f"method={config.method} reads '{name}', which no real server may know: run it in "
                 "the simulator, or choose another method."
             )
+    if config.options.get(PERMISSION):
+        raise UserError(
+            f"options.{PERMISSION}={config.options[PERMISSION]} has no effect on devices, where "
+            "nothing private is read: leave it out."
+        )
     asks = frozenset(n for n in selector.needs if CATALOGUE[n].phase != "server")
     trains_all = catalogue.trains_before_choice(selector.needs)
     uploads_all = bool(asks & FROM_STATES)

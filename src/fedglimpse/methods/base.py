@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from fedglimpse.aggregate import TemporalWindow
 from fedglimpse.config import Config
 from fedglimpse.configure import options_of
 from fedglimpse.errors import UserError
+from fedglimpse.needs import PERMISSION
 from fedglimpse.types import Choice, Method, Outcome, View
 
 T = TypeVar("T")
@@ -39,6 +40,11 @@ class Setting:
         return bool(self._read)
 
     @property
+    def own_options(self) -> dict[str, Any]:
+        """`options.*` but for the permission to be an oracle, which any method can be given."""
+        return {k: v for k, v in self.config.options.items() if k != PERMISSION}
+
+    @property
     def num_clients(self) -> int:
         """N."""
         return len(self.sizes)
@@ -51,7 +57,15 @@ class Setting:
             presets: preset name -> values that differ from those defaults.
         """
         self._read.append(cls)
-        return options_of(cls, self.config, (presets or {}).get(self.config.preset))
+        if not is_dataclass(cls):
+            raise UserError(
+                f"setting.options({getattr(cls, '__name__', cls)}) is given no dataclass: write "
+                "@dataclass(frozen=True) above the class."
+            )
+        config = self.config
+        if PERMISSION not in {item.name for item in fields(cls)}:
+            config = replace(config, options=self.own_options)
+        return cast(T, options_of(cls, config, (presets or {}).get(config.preset)))
 
     def temporal_window(self) -> TemporalWindow:
         """Return the paper's temporal averaging as configured in `aggregate.*`."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedglimpse.aggregate import WeightedDelta
-from fedglimpse.errors import UserError
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
 from fedglimpse.methods.subsets import Value, best_subset
 from fedglimpse.types import Choice, Method, View
@@ -19,7 +18,7 @@ from fedglimpse.types import Choice, Method, View
 
 @dataclass(frozen=True)
 class Options:
-    """`options.*` of oracle-balance."""
+    """`options.*` of oracle-balance, as of all that read what it reads."""
 
     allow_oracle: bool = False  # true: you know that its results are not to be had in practice
 
@@ -53,12 +52,8 @@ class OracleBalance(Stateless):
 
 
 def build(setting: Setting) -> Method:
-    """Return the oracle, if it is allowed."""
-    if not setting.options(Options).allow_oracle:
-        raise UserError(
-            "method=oracle-balance reads the clients' private labels, so it is only an upper "
-            "reference: add options.allow_oracle=true to run it as one."
-        )
+    """Return the oracle; `registry.build` refuses what it needs unless it is allowed."""
+    setting.options(Options)
     return Method(OracleBalance(), WeightedDelta())
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
+import torch
+
 from fedglimpse.aggregate import TemporalWindow, WeightedDelta
+from fedglimpse.config import Config
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.methods.base import Build, MethodInfo, Setting
+from fedglimpse.needs import ORACLES, PERMISSION, check_permission
 from fedglimpse.plugins import load_callable
 from fedglimpse.types import Method
 
@@ -59,15 +63,32 @@ def find(name: str) -> Build:
 def build(name: str, setting: Setting) -> Method:
     """Build a method for one lane."""
     method = find(name)(setting)
-    if setting.config.options and not setting.read_options and ":" not in name:
-        option = next(iter(setting.config.options))
+    if setting.own_options and not setting.read_options and ":" not in name:
+        option = next(iter(setting.own_options))
         raise UserError(f"method={name} has no options: leave options.{option} out.")
     if not isinstance(method, Method):
         raise UserError(
             f"method={name} returned {type(method).__name__}, not a Method: return "
             "fedglimpse.Method(selector, aggregator)."
         )
+    check_permission(f"method={name}", reads(method), setting.config.options)
     return _averaged(name, method, setting) if setting.config.aggregate.everywhere else method
+
+
+def is_oracle(name: str) -> bool:
+    """True for a method that reads what no server may know, with the options it has by itself."""
+    options = {} if ":" in name else info(name).example_options
+    config = Config(method=name, options={**options, PERMISSION: True})
+    setting = Setting(config, 0, torch.full((30,), 10), num_classes=10, num_params=100)
+    return not ORACLES.isdisjoint(reads(build(name, setting)))
+
+
+def reads(method: Method) -> frozenset[str]:
+    """Return all reports that a method asks for; what is not a set of names is left out."""
+    selector, aggregator = method.selector, method.aggregator
+    said = [getattr(selector, "needs", None), getattr(selector, "learns_from", None)]
+    said.append(getattr(aggregator, "needs", None))
+    return frozenset(name for names in said if isinstance(names, frozenset) for name in names)
 
 
 def _averaged(name: str, method: Method, setting: Setting) -> Method:

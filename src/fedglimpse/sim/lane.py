@@ -16,7 +16,7 @@ from fedglimpse.data.population import Population
 from fedglimpse.errors import UserError
 from fedglimpse.sim.evaluate import Reward
 from fedglimpse.sim.reports import TrainedClients
-from fedglimpse.types import Choice, Method, View, Visibility
+from fedglimpse.types import Choice, LocalObjective, Method, View, Visibility
 
 
 @dataclass(eq=False)  # compared by identity
@@ -42,6 +42,12 @@ class Lane:
     def trains_first(self) -> bool:
         """True where all visible clients train before the choice."""
         return catalogue.trains_before_choice(self.method.selector.needs)
+
+    @property
+    def oracle(self) -> bool:
+        """True where the method is shown what no server may know."""
+        private = catalogue.ORACLES
+        return not private.isdisjoint(self.method.selector.needs | self.needs_after)
 
 
 @dataclass
@@ -132,6 +138,7 @@ def check_method(method: Method) -> None:
     """Raise UserError for a method that can run nowhere, neither simulated nor on devices."""
     selector, objective = method.selector, method.objective
     _check_parts(method)
+    _check_objective(objective)
     catalogue.check(selector.needs | selector.learns_from | method.aggregator.needs)
     if method.schedule not in ("parallel", "sequential"):
         raise UserError(f"schedule={method.schedule!r} is unknown: use 'parallel' or 'sequential'.")
@@ -155,6 +162,11 @@ def _check_parts(method: Method) -> None:
         (method.selector, ("needs", "learns_from"), ("select", "feedback")),
         (method.aggregator, ("needs",), ("starts", "step")),
     ):
+        if isinstance(part, type):
+            raise UserError(
+                f"The method was given the class {part.__name__}, not an object of it: write "
+                f"{part.__name__}() in Method(...)."
+            )
         name = type(part).__name__
         for word in sets:
             value = getattr(part, word, None)
@@ -166,13 +178,42 @@ def _check_parts(method: Method) -> None:
         for word in (*calls, "state_dict", "load_state_dict"):
             if not callable(getattr(part, word, None)):
                 raise UserError(f"{name} has no method {word}(): add it, see fedglimpse.types.")
+    if not hasattr(method.aggregator, "applied"):
+        raise UserError(
+            f"{type(method.aggregator).__name__} has no attribute applied: add applied = None, or "
+            "inherit from fedglimpse.WeightedDelta."
+        )
+
+
+def _check_objective(objective: object) -> None:
+    """Raise UserError where an objective is none, or one of its numbers is something else."""
+    if not isinstance(objective, LocalObjective):
+        raise UserError(
+            f"The objective of the method is {kind_of(objective)}: give a "
+            "fedglimpse.LocalObjective, such as LocalObjective(proximal_mu=0.1)."
+        )
+    for word, value in vars(objective).items():
+        if not isinstance(value, bool | int | float):
+            raise UserError(
+                f"LocalObjective({word}={value!r}) holds {kind_of(value)}: give a number, or true "
+                "or false."
+            )
+
+
+def check_state(part: object, state: object) -> None:
+    """Raise UserError where what `part.state_dict()` returned is no state to continue from."""
+    if not isinstance(state, dict):
+        raise UserError(
+            f"{type(part).__name__}.state_dict() returned {kind_of(state)}: return a dict of what "
+            "load_state_dict() needs, {} where that is nothing."
+        )
 
 
 def check_choice(choice: object, view: View, k: int, selector: object) -> None:
     """Raise UserError where the answer of `selector` is not a legal set of slots."""
     who = f"{type(selector).__name__}.select answered round {view.round_num} with"
     if not isinstance(choice, Choice):
-        raise UserError(f"{who} {_kind(choice)}: return fedglimpse.Choice(slots).")
+        raise UserError(f"{who} {kind_of(choice)}: return fedglimpse.Choice(slots).")
     if problem := _not_tensors(choice):
         raise UserError(f"{who} {problem}.")
     slots, limit = choice.slots.tolist(), min(k, view.num_visible)
@@ -195,19 +236,23 @@ def _not_tensors(choice: Choice) -> str:
     """Say what in a choice is not a row of numbers, and what is wanted."""
     slots, weights = choice.slots, choice.weights
     if not isinstance(slots, Tensor):
-        return f"slots that are {_kind(slots)}: use torch.tensor(slots)"
+        return f"slots that are {kind_of(slots)}: use torch.tensor(slots)"
     if slots.dtype not in (torch.int64, torch.int32) or slots.dim() != 1:
-        return f"slots that are {_kind(slots)}: use a row of positions in view.ids, int64"
+        return f"slots that are {kind_of(slots)}: use a row of positions in view.ids, int64"
     if weights is None:
         return ""
     if not isinstance(weights, Tensor):
-        return f"weights that are {_kind(weights)}: use torch.tensor(weights)"
+        return f"weights that are {kind_of(weights)}: use torch.tensor(weights)"
     if weights.dtype == torch.bool or weights.dim() != 1:
-        return f"weights that are {_kind(weights)}: use a row of floats, one for each slot"
+        return f"weights that are {kind_of(weights)}: use a row of floats, one for each slot"
     return ""
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Say what kind of thing a user's code returned, to be named in a sentence."""
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedglimpse.aggregate import TemporalWindow, WeightedDelta
-from fedglimpse.sim.lane import Lane, Upload
+from fedglimpse.errors import UserError
+from fedglimpse.sim.lane import Lane, Upload, kind_of
 from fedglimpse.sim.precision import apart
 from fedglimpse.sim.reports import deltas_of
 from fedglimpse.sim.transfer import sent
@@ -60,9 +61,28 @@ def step_alone(lane: Lane, state: Tensor, upload: Upload, num_params: int) -> No
         num_params=num_params,
         reports={n: v for n, v in upload.reports.items() if n in aggregator.needs},
     )
-    state.copy_(aggregator.step(state.clone(), update))
+    state.copy_(stepped(aggregator, state.clone(), update))
     if aggregator.applied is not None:
         upload.weights = aggregator.applied.cpu().double()
+
+
+def stepped(aggregator: Aggregator, state: Tensor, update: Update) -> Tensor:
+    """Let an aggregator step; returns the next global state `[d]`, UserError for anything else."""
+    new: object = aggregator.step(state, update)
+    name = type(aggregator).__name__
+    if not isinstance(new, Tensor) or new.shape != state.shape or not new.is_floating_point():
+        raise UserError(
+            f"{name}.step answered round {update.round_num} with {kind_of(new)}: return the next "
+            f"global state, a tensor of {len(state)} floats as it was given."
+        )
+    applied: object = aggregator.applied
+    count = len(update.weights)
+    if applied is not None and not (isinstance(applied, Tensor) and applied.shape == (count,)):
+        raise UserError(
+            f"{name}.applied is {kind_of(applied)} after round {update.round_num}: make it a "
+            f"tensor of the {count} weights that were used, or None."
+        )
+    return new
 
 
 def merge_key(aggregator: Aggregator) -> Hashable | None:

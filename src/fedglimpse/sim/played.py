@@ -6,14 +6,18 @@ next round first, and do its books while they train.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from fedglimpse.cost import CostModel, RoundCost
 from fedglimpse.errors import UserError
 from fedglimpse.sim.evaluate import Scores
-from fedglimpse.sim.lane import Lane, LaneRound, Upload
+from fedglimpse.sim.lane import Lane, LaneRound, Upload, kind_of
 from fedglimpse.types import Outcome
 
 ScoresByLane = Callable[[], Mapping[int, Scores]]  # waits until they are there
@@ -26,6 +30,9 @@ MEASURED = {
 }
 
 
+PLAIN = frozenset({bool, int, float, str, type(None)})
+
+
 def check_logged(*parts: Mapping[str, Any]) -> None:
     """Raise UserError where a selector logs something by a name that is measured."""
     for name in (name for part in parts for name in part if name in MEASURED):
@@ -34,6 +41,62 @@ def check_logged(*parts: Mapping[str, Any]) -> None:
                 f"The selector logs '{name}', which is measured: choose another name in "
                 "feedback() or Choice.info."
             )
+
+
+def logged(said: object, source: str) -> Mapping[str, Any]:
+    """Return what a selector logs as a record can hold it; UserError where it cannot.
+
+    Numbers are taken out of tensors and of numpy's scalars; None is nothing.
+
+    Args:
+        said: what the selector gave.
+        source: where it gave it, to begin a sentence with.
+    """
+    if said is None:
+        return {}
+    if not isinstance(said, Mapping):
+        raise UserError(
+            f"{source} is {kind_of(said)}: give a dict of names and numbers, such as "
+            '{"mean_norm": 0.5}, or nothing.'
+        )
+    for name in said:
+        if not isinstance(name, str):
+            raise UserError(f"{source} has the name {name!r}: use words as names.")
+    check_logged(said)
+    if PLAIN.issuperset(map(type, said.values())):
+        return said
+    plain = {}
+    for name, value in said.items():
+        try:
+            plain[name] = _plain(value)
+        except TypeError as error:
+            raise UserError(
+                f"{source} holds {error} as '{name}', which no record can: give a number, a word, "
+                "or a list of these, such as tensor.tolist()."
+            ) from None
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; TypeError, which says what it is, where JSON has no such."""
+    if isinstance(value, Tensor | np.generic | np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, list | tuple):
+        fits = PLAIN.issuperset(map(type, value))
+        return list(value) if fits else [_plain(some) for some in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+        return {key: _plain(some) for key, some in value.items()}
+    raise TypeError(kind_of(value))
+
+
+def flops_said(metrics: Mapping[str, Any], source: str) -> int:
+    """Return what a selector says that it computed."""
+    flops = metrics.get("server_flops", 0)
+    if not isinstance(flops, int | float) or not math.isfinite(flops):
+        raise UserError(f"{source} has server_flops={flops!r}: give a finite number.")
+    return int(flops)
 
 
 @dataclass
@@ -67,7 +130,7 @@ class Played:
         return outcomes
 
     def records(
-        self, metrics: Sequence[Mapping[str, float]], on_test: ScoresByLane
+        self, metrics: Sequence[Mapping[str, float] | None], on_test: ScoresByLane
     ) -> list[dict[str, Any]]:
         """Return one record for each lane, after `outcomes`.
 
@@ -79,11 +142,13 @@ class Played:
         return [self._record(r, metrics[r], found.get(r)) for r in range(len(self.lanes))]
 
     def _record(
-        self, r: int, metrics: Mapping[str, float], scores: Scores | None
+        self, r: int, said: Mapping[str, float] | None, scores: Scores | None
     ) -> dict[str, Any]:
         lane, now = self.lanes[r], self.now[r]
-        check_logged(now.info, metrics)
-        cost = self.costs.round(now.activity(lane, int(metrics.get("server_flops", 0))))
+        who = type(lane.method.selector).__name__
+        answered = f"What {who}.feedback() returned"
+        info, metrics = logged(now.info, f"Choice.info of {who}.select()"), logged(said, answered)
+        cost = self.costs.round(now.activity(lane, flops_said(metrics, answered)))
         return {
             "lane": r,
             "seed": lane.seed,
@@ -98,7 +163,8 @@ class Played:
             "loss": None if scores is None else scores.loss,
             "train_loss": now.train_loss,
             "reward": lane.reward.total,
-            **now.info,
+            **info,
             **{k: v for k, v in metrics.items() if k != "server_flops"},
             **vars(cost),
+            **({"oracle": True} if lane.oracle else {}),
         }

@@ -18,7 +18,7 @@ from fedglimpse.data.dataset import Dataset
 from fedglimpse.sim.evaluate import Evaluator, Scores
 from fedglimpse.sim.holdings import Holdings
 from fedglimpse.sim.jobs import LocalTrainer
-from fedglimpse.sim.lane import Lane, LaneRound, Upload, check_choice, check_lane
+from fedglimpse.sim.lane import Lane, LaneRound, Upload, check_choice, check_lane, check_state
 from fedglimpse.sim.merge import merge
 from fedglimpse.sim.played import Played, ScoresByLane
 from fedglimpse.sim.reports import Asked, Reporter, TrainedClients, pick_each, proxy_examples
@@ -98,7 +98,7 @@ class World:
         return self._played.outcomes()
 
     def records(
-        self, metrics: Sequence[Mapping[str, float]], evaluate: Sequence[bool]
+        self, metrics: Sequence[Mapping[str, float] | None], evaluate: Sequence[bool]
     ) -> list[dict[str, Any]]:
         """Return one record for each lane of the round that was just committed.
 
@@ -163,11 +163,13 @@ class World:
     def lane_state(self, r: int) -> dict[str, Any]:
         """Everything a lane needs to continue between two rounds, but for its selector."""
         lane = self.lanes[r]
+        merged = lane.method.aggregator.state_dict()
+        check_state(lane.method.aggregator, merged)
         return {
             "round": lane.round_num,
             "visits": lane.visits,
             "state": self.states[r].cpu().clone(),
-            "aggregator": lane.method.aggregator.state_dict(),
+            "aggregator": merged,
             "reward": lane.reward.state_dict(),
         }
 

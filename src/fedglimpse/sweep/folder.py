@@ -12,15 +12,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from fedglimpse.checkpoint import Checkpoint
+from fedglimpse.config import Config
 from fedglimpse.errors import UserError
 from fedglimpse.lock import SUFFIX as LOCK
-from fedglimpse.records import write_atomically, writing
+from fedglimpse.records import RunFolder, write_atomically, writing
 from fedglimpse.sweep.plan import Cell, Plan
 from fedglimpse.version import VERSION
 
@@ -59,6 +60,14 @@ class SweepFolder:
                 f"{self.path} holds another sweep ({difference}): name another --out, or give the "
                 "file as it was."
             )
+
+    def check_code(self, cells: Iterable[Cell], configs: Mapping[str, Config]) -> None:
+        """Raise UserError where the user's own code is not what cells were played by."""
+        for cell in cells:
+            try:
+                RunFolder(self.of(cell)).check_code(configs[cell.id])
+            except UserError as error:
+                raise UserError(f"Cell {cell.id}: {error}") from None
 
     def open(self, plan: Plan) -> None:
         """Write the plan; call `check` before, and hold the lock."""

@@ -1,7 +1,7 @@
 """Runs that are there already: taken over from other sweeps, or left out of this one.
 
 Two cells are the same run where everything that results depend on is the same, whatever their
-settings and variants are called.
+settings and variants are called; a user's own code is part of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from fedglimpse.config import Config
 from fedglimpse.errors import UserError
-from fedglimpse.records import run_identity, stored_config
+from fedglimpse.plugins import changed_code
+from fedglimpse.records import run_identity, stored_config, stored_environment
 from fedglimpse.study import load_study
 from fedglimpse.sweep.folder import FORMAT, SweepFolder
 from fedglimpse.sweep.plan import Cell
@@ -43,7 +44,9 @@ def take_over(
     finished: dict[str, Path] = {}
     for source in sources:
         for path in sorted((source / "cells").glob("*/summary.json")):
-            finished[run_identity(stored_config(path.parent).flat())] = path.parent
+            config = stored_config(path.parent).flat()
+            if not changed_code(stored_environment(path.parent), config):
+                finished[run_identity(config)] = path.parent
     taken = 0
     for cell in cells:
         source_cell = finished.get(run_identity(configs[cell.id].flat()))
@@ -78,6 +81,6 @@ def not_in(
         run_identity(cell.config)
         for path in studies
         for cell in load_study(path).cells
-        if cell.state == "finished"
+        if cell.state == "finished" and not changed_code(cell.environment, cell.config)
     }
     return [cell for cell in cells if run_identity(configs[cell.id].flat()) not in there]

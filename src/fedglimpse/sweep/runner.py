@@ -77,6 +77,7 @@ def run_sweep(plan: Plan, out: Path, how: How | None = None, play: Play = local.
         check_source(source)
     fits = wanted(how.only)
     configs = configs_of(plan.cells, how.extra)
+    folder.check_code(plan.cells, configs)
     cells = [cell for cell in plan.cells if fits(cell, configs[cell.id])]
     if not cells:
         raise UserError(

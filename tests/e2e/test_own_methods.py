@@ -1,0 +1,438 @@
+"""A user's own method: its mistakes are one sentence, it reads nothing private, and may change."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedglimpse import LocalObjective, WeightedDelta
+from fedglimpse.cli import app
+from fedglimpse.compare import row_of
+from fedglimpse.env.settings import settings_of
+from fedglimpse.env.stepper import LaneStepper
+from fedglimpse.errors import UserError
+from fedglimpse.experiment import Result, Stopped, run
+from fedglimpse.methods import registry
+from fedglimpse.methods.base import Setting, UniformRandom, random_slots
+from fedglimpse.report.analysis import analyse
+from fedglimpse.study import load_study, write_study
+from fedglimpse.sweep.plan import read_plan
+from fedglimpse.sweep.runner import How, run_sweep
+from fedglimpse.types import Choice, Method, Outcome, Update, View
+
+SMALL = {
+    "data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2, "local.epochs": 1,
+    "rounds": 2, "checkpoint.every": 1,
+}  # fmt: skip
+TINY = [f"{key}={value}" for key, value in SMALL.items()]
+OWN = f"{__name__}:build"
+GIVEN: dict[str, Any] = {}  # what `build` puts together
+
+
+class Told(UniformRandom):
+    """A random choice that logs what it is told to."""
+
+    def select(self, view: View, k: int) -> Choice:
+        return Choice(random_slots(view, k), info=GIVEN.get("info", {}))
+
+    def feedback(self, outcome: Outcome) -> Any:
+        return GIVEN.get("feedback", {})
+
+    def state_dict(self) -> Any:
+        return GIVEN.get("state", {})
+
+
+class Merging(WeightedDelta):
+    """FedAvg's merge, with an answer that can be spoilt."""
+
+    def step(self, state: torch.Tensor, update: Update) -> Any:
+        return GIVEN.get("step", lambda s: s)(super().step(state, update))
+
+
+class KeepsNothing(WeightedDelta):
+    def state_dict(self) -> Any:
+        return None
+
+
+class Weighing(WeightedDelta):
+    applied: Any = [0.5, 0.5]  # noqa: RUF012
+
+
+class Bare:
+    needs: frozenset[str] = frozenset()
+    starts = step = state_dict = load_state_dict = print
+
+
+class ReadsLabels(UniformRandom):
+    needs = frozenset({"label_histogram"})
+
+
+class LearnsLabels(UniformRandom):
+    learns_from = frozenset({"label_histogram"})
+
+
+class MergesByLabels(WeightedDelta):
+    needs = frozenset({"label_histogram"})
+
+
+@dataclass(frozen=True)
+class Rated:
+    rate: float = 1.0
+
+
+def build(setting: Setting) -> Method:
+    made = Method(GIVEN.get("selector", Told()), GIVEN.get("aggregator", Merging()))
+    objective = GIVEN.get("objective", made.objective)
+    return Method(made.selector, made.aggregator, objective)
+
+
+@pytest.fixture(autouse=True)
+def given() -> dict[str, Any]:
+    GIVEN.clear()
+    return GIVEN
+
+
+def play(out: Path | None = None, **keys: Any) -> Result:
+    return run({"method": OWN, **SMALL, **keys}, out)
+
+
+@pytest.mark.parametrize("part", ["feedback", "info"])
+@pytest.mark.parametrize(
+    ("said", "recorded"),
+    [
+        (None, {}),
+        ({"x": torch.ones(())}, {"x": 1.0}),
+        ({"x": np.float32(0.5), "y": np.int64(3), "z": np.array(2)}, {"x": 0.5, "y": 3, "z": 2}),
+        ({"x": [1, 2.5], "y": (torch.zeros(()), 1)}, {"x": [1, 2.5], "y": [0.0, 1]}),
+        ({"x": {"inner": np.float32(1)}, "word": "w"}, {"x": {"inner": 1.0}, "word": "w"}),
+    ],
+)
+def test_what_json_can_hold_is_recorded(
+    part: str, said: Any, recorded: dict[str, Any], given: dict[str, Any], tmp_path: Path
+) -> None:
+    given[part] = said
+    done = play(tmp_path / "o")
+    lines = (tmp_path / "o" / "rounds.jsonl").read_text().splitlines()
+    for record in (*done.records, *map(json.loads, lines)):
+        assert {key: record[key] for key in recorded} == recorded
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"feedback": 0.5}, r"Told\.feedback\(\) returned is a float: give a dict"),
+        ({"info": [1]}, r"Choice\.info of Told\.select\(\) is a list: give a dict"),
+        ({"feedback": {"q": torch.ones(3)}}, r"tensor of float32 \[3\] as 'q'.*tolist"),
+        ({"info": {"q": object()}}, r"holds an object as 'q'"),
+        ({"info": {"q": [1, {2}]}}, r"holds a set as 'q'"),
+        ({"feedback": {3: 1.0}}, r"has the name 3: use words"),
+        ({"feedback": {"server_flops": "many"}}, r"server_flops='many'"),
+        ({"step": lambda s: None}, r"Merging\.step answered round 0 with None: return the next"),
+        ({"step": lambda s: s[:5]}, r"Merging\.step answered round 0 with .*\[5\].* of \d+ floats"),
+        ({"step": lambda s: s.tolist()}, r"Merging\.step answered round 0 with a list"),
+        ({"aggregator": Weighing()}, r"Weighing\.applied is a list after round 0"),
+        ({"aggregator": Bare()}, r"Bare has no attribute applied"),
+        ({"selector": Told}, r"given the class Told, not an object of it: write Told\(\)"),
+        ({"aggregator": WeightedDelta}, r"class WeightedDelta, .* write WeightedDelta\(\)"),
+        ({"objective": "prox"}, r"objective of the method is a str: .*LocalObjective"),
+        ({"objective": LocalObjective("big")}, r"proximal_mu='big'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_mistake_of_an_author_is_one_sentence(
+    wrong: dict[str, Any], words: str, given: dict[str, Any]
+) -> None:
+    given |= wrong
+    with pytest.raises(UserError, match=words):
+        play()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"state": None}, r"Told\.state_dict\(\) returned None: return a dict"),
+        ({"aggregator": KeepsNothing()}, r"KeepsNothing\.state_dict\(\) returned None"),
+    ],
+)
+def test_no_state_is_refused_at_the_first_checkpoint(
+    wrong: dict[str, Any], words: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    given |= wrong
+    with pytest.raises(UserError, match=words):
+        play(tmp_path / "o")
+    assert not (tmp_path / "o" / "checkpoint.pt").exists()
+
+
+def test_options_that_are_no_dataclass_are_one_sentence(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Options:
+        rate = 1.0
+
+    def reading(setting: Setting) -> Method:
+        setting.options(Options)
+        return Method(Told(), Merging())
+
+    monkeypatch.setattr(sys.modules[__name__], "build", reading)
+    with pytest.raises(UserError, match=r"options\(Options\).*@dataclass"):
+        play()
+
+
+ORACLES = [
+    {"selector": ReadsLabels()},
+    {"selector": LearnsLabels()},
+    {"aggregator": MergesByLabels()},
+]
+
+
+@pytest.mark.parametrize("private", ORACLES)
+def test_private_labels_need_a_permission_and_leave_a_mark(
+    private: dict[str, Any], given: dict[str, Any], tmp_path: Path
+) -> None:
+    given |= private
+    with pytest.raises(UserError, match=r"label_histogram.*add options\.allow_oracle=true"):
+        play()
+    with pytest.raises(UserError, match=r"add options\.allow_oracle=true"):
+        play(**{"options.allow_oracle": False})
+    assert registry.is_oracle(OWN)
+    done = play(tmp_path / "o", **{"options.allow_oracle": True})
+    assert all(record["oracle"] is True for record in done.records)
+    assert row_of(done.summary, done.records, 0.5).method == f"{OWN} (oracle)"
+    assert [row.oracle for row in analyse(load_study(tmp_path / "o")).rows] == [True]
+
+
+def test_the_permission_is_no_option_that_an_author_declares(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = []
+
+    def reading(setting: Setting) -> Method:
+        rates.append(setting.options(Rated).rate)
+        return Method(ReadsLabels(), Merging())
+
+    monkeypatch.setattr(sys.modules[__name__], "build", reading)
+    play(**{"options.allow_oracle": True, "options.rate": 0.5})
+    assert rates == [0.5]
+    with pytest.raises(UserError, match=r"has no option 'options\.rat'"):
+        play(**{"options.allow_oracle": True, "options.rat": 0.5})
+
+
+def test_the_mark_cannot_be_taken_off(given: dict[str, Any]) -> None:
+    class Hiding(ReadsLabels):
+        def feedback(self, outcome: Outcome) -> Any:
+            return {"oracle": False}
+
+    given["selector"] = Hiding()
+    done = play(**{"options.allow_oracle": True})
+    assert all(record["oracle"] is True for record in done.records)
+
+
+@pytest.mark.parametrize("method", [OWN, "fedavg", "f3ast"])
+def test_a_permission_that_nobody_needs_is_refused(method: str) -> None:
+    """Reports would mark it as an oracle."""
+    with pytest.raises(UserError, match=r"reads nothing .*: leave options\.allow_oracle out"):
+        run({"method": method, "options.allow_oracle": True, **SMALL})
+    assert not registry.is_oracle(method)
+    assert "oracle" not in play().records[0]
+
+
+def test_an_environment_needs_the_permission_too() -> None:
+    reports = ("label_histogram",)
+    with pytest.raises(UserError, match=r"environment reads label_histogram.*allow_oracle=true"):
+        settings_of({"method": "fedavg", **SMALL}, reports)
+    allowed = {"method": "fedavg", "options.allow_oracle": True, **SMALL}
+    stepper = LaneStepper(settings_of(allowed, reports), 1)
+    stepper.restart({0: 0})
+    stepper.look()
+    assert stepper.step([torch.tensor([0, 1])])[0].record["oracle"] is True
+
+
+SOURCE = """import fedglimpse
+
+class {name}(fedglimpse.Stateless):
+    def select(self, view, k):
+        return fedglimpse.Choice(fedglimpse.random_slots(view, {k}))
+
+def build(setting):
+    return fedglimpse.Method({name}(), fedglimpse.WeightedDelta())
+"""
+NET = """from torch import nn
+
+def own():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+"""
+
+
+DATA = """import torch
+from fedglimpse.data import Dataset
+
+def own():
+    x, y = torch.randn(400, 8), torch.arange(400) % 3
+    return Dataset("own", "own", x, y, x[:40], y[:40], 3)
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Write `own_method.py` as a new process would find it."""
+    monkeypatch.chdir(tmp_path)
+
+    def writing(text: str = SOURCE.format(name="First", k="k"), module: str = "own_method") -> None:
+        (tmp_path / f"{module}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+    for module in ("own_method", "own_net"):
+        writing(module=module)
+    return writing
+
+
+OTHER = SOURCE.format(name="Second", k="1")
+MINE = {"method": "own_method:build", **SMALL}
+
+
+def stopped(config: dict[str, Any], out: Path) -> None:
+    with pytest.raises(Stopped):
+        run(config, out, should_stop=lambda: True)
+
+
+def code_in(out: Path, entry: str = "own_code") -> Any:
+    return json.loads((out / "environment.json").read_text())[entry]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_resuming_with_other_code_is_refused(
+    finished: bool, write: Callable[..., None], tmp_path: Path
+) -> None:
+    out = tmp_path / "o"
+    if finished:
+        run(MINE, out)
+    else:
+        stopped(MINE, out)
+    before = (out / "rounds.jsonl").read_bytes()
+    write(OTHER)
+    with pytest.raises(UserError, match=r"^own_method\.py has changed since this run began: name"):
+        run(MINE, out, resume=True)
+    assert (out / "rounds.jsonl").read_bytes() == before
+    write()
+    assert len(run(MINE, out, resume=True).records) == 2
+
+
+@pytest.mark.parametrize("name", ["model.name", "data.name"])
+def test_code_of_a_model_and_of_data_is_looked_at_too(
+    name: str, write: Callable[..., None], tmp_path: Path
+) -> None:
+    text = NET if name == "model.name" else DATA
+    write(text, "own_net")
+    config = {"method": "fedavg", name: "own_net:own", **SMALL}
+    stopped(config, tmp_path / "o")
+    write(text + "# to do\n", "own_net")
+    with pytest.raises(UserError, match=r"own_net\.py has changed"):
+        run(config, tmp_path / "o", resume=True)
+
+
+def test_what_was_loaded_counts_not_what_the_file_says_now(
+    write: Callable[..., None], tmp_path: Path
+) -> None:
+    stopped(MINE, tmp_path / "o")
+    (tmp_path / "own_method.py").write_text(OTHER)  # the process still has the first
+    run(MINE, tmp_path / "o", resume=True)
+    write()
+    run(MINE, tmp_path / "again")
+    assert code_in(tmp_path / "o") == code_in(tmp_path / "again")
+
+
+def test_a_run_that_has_nothing_to_keep_begins_again(
+    write: Callable[..., None], tmp_path: Path
+) -> None:
+    """Such as one that was killed before its first checkpoint."""
+    stopped(MINE, tmp_path / "o")
+    (tmp_path / "o" / "checkpoint.pt").unlink()
+    before = code_in(tmp_path / "o")
+    write(OTHER)
+    assert len(run(MINE, tmp_path / "o", resume=True).records) == 2
+    assert code_in(tmp_path / "o") != before
+
+
+@pytest.mark.parametrize("fault", ["k // (1 - view.round_num)", "k + 9 * view.round_num"])
+def test_code_that_failed_may_be_mended(
+    fault: str, write: Callable[..., None], tmp_path: Path
+) -> None:
+    write(SOURCE.format(name="First", k=fault))
+    with pytest.raises((ZeroDivisionError, UserError)):
+        run(MINE, tmp_path / "o")
+    failed = code_in(tmp_path / "o", "own_code_that_failed")
+    write(OTHER)
+    assert len(run(MINE, tmp_path / "o", resume=True).records) == 2
+    assert code_in(tmp_path / "o") != failed
+    assert code_in(tmp_path / "o", "own_code_that_failed") == failed
+    write()
+    with pytest.raises(UserError, match=r"own_method\.py has changed"):
+        run(MINE, tmp_path / "o", resume=True)
+
+
+def test_folders_from_before_are_accepted(write: Callable[..., None], tmp_path: Path) -> None:
+    stopped(MINE, tmp_path / "o")
+    file = tmp_path / "o" / "environment.json"
+    there = json.loads(file.read_text())
+    assert len(there.pop("own_code")["own_method"]) == 64
+    file.write_text(json.dumps(there))
+    write(OTHER)
+    assert len(run(MINE, tmp_path / "o", resume=True).records) == 2
+
+
+def test_the_command_line_says_so(write: Callable[..., None], tmp_path: Path) -> None:
+    words = ["own_method:build", "fedavg", *TINY, "--out", str(tmp_path / "o"), "-q"]
+    assert CliRunner().invoke(app, ["compare", *words]).exit_code == 0
+    write(OTHER)
+    done = CliRunner().invoke(app, ["compare", *words, "--resume"])
+    assert "own_method.py has changed" in str(done.exception)
+
+
+SWEEP = """title = "Own"
+methods = ["fedavg", "own_method:build"]
+[base]
+seeds = [0]
+rounds = 2
+local.epochs = 1
+[[settings]]
+name = "digits"
+data.clients = 12
+visibility.cluster_size = 4
+selection.k = 2
+"""
+QUIET = How(quiet=True)
+
+
+def test_a_sweep_with_other_code_is_refused(write: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SWEEP)
+    plan, out = read_plan(tmp_path / "s.toml"), tmp_path / "o"
+    assert run_sweep(plan, out, QUIET).done == 2
+    write(OTHER)
+    with pytest.raises(UserError, match=r"^Cell .*: own_method\.py has changed since"):
+        run_sweep(plan, out, QUIET)
+    write()
+    assert run_sweep(plan, out, QUIET).done == 2
+
+
+def test_results_of_other_code_are_not_taken(write: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SWEEP)
+    plan, old = read_plan(tmp_path / "s.toml"), tmp_path / "old"
+    run_sweep(plan, old, QUIET)
+    stored = tmp_path / "study.json.gz"
+    write_study(load_study(old), stored)
+    same = run_sweep(plan, tmp_path / "same", How(reuse=[old], quiet=True))
+    assert (same.reused, same.done) == (2, 2)
+    write(OTHER)
+    new = run_sweep(plan, tmp_path / "new", How(reuse=[old], quiet=True))
+    assert (new.reused, new.done) == (1, 2)
+    for source in (old, stored):
+        left = run_sweep(plan, tmp_path / f"less {source.name}", How(without=[source], quiet=True))
+        assert (left.left_out, left.done) == (1, 1)
