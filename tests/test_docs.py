@@ -1,10 +1,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from fedglimpse.config import Config
+from settings_table import meanings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,3 +50,35 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", update_docs.PAGES, ids=lambda p: p.stem)
 def test_measured_figures_are_those_of_the_results(page: Path) -> None:
     assert page.read_text() == update_docs.with_figures(page), "run python tools/update_docs.py"
+
+
+def test_every_setting_has_a_meaning_and_a_line() -> None:
+    told, page = meanings(), (ROOT / "docs" / "settings.md").read_text()
+    assert list(told) == list(Config().flat())
+    assert [key for key, meaning in told.items() if not meaning] == []
+    assert [key for key in told if f"| `{key}` |" not in page] == []
+
+
+def commanded(words: list[str], folder: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=folder, env=env, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_own_data_of_the_page_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "data.md").read_text().partition("## Your own data and model")[2]
+    code, command = re.findall(r"```python\n(.*?)```", page, re.S), re.findall(r"    (fed.+)", page)
+    (tmp_path / "my_data.py").write_text(code[0])
+    commanded([*shlex.split(command[0]), "rounds=2"], tmp_path)
+    assert (tmp_path / "runs" / "blobs" / "summary.json").exists()
+
+
+def test_the_trace_of_the_page_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "data.md").read_text().partition("### Traces")[2]
+    table, command = re.findall(r"```\n(.*?)```", page, re.S), re.findall(r"    (fed.+)", page)
+    (tmp_path / "sessions.csv").write_text(table[0])
+    commanded([*shlex.split(command[0]), "rounds=2"], tmp_path)
+    assert (tmp_path / "runs" / "traced" / "summary.json").exists()

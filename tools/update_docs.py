@@ -27,6 +27,7 @@ from reproduction.rerun import rerun
 from reproduction.section import section
 from reproduction.shelf import Shelf
 from reproduction.speed import speed
+from settings_table import settings_table
 
 ROOT = Path(__file__).parents[1]
 SHELF = Shelf(ROOT)
@@ -188,6 +189,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "rerun": (REPRODUCTION, lambda: rerun(SHELF.study("table1").study, ROOT / "results" / "rerun")),
     "speed": (REPRODUCTION, speed_table),
     "needs": ("docs/add-a-method.md", needs_table),
+    "settings": ("docs/settings.md", settings_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
     "gpu": ("docs/simulator.md", gpu_table),
     "trainers": ("docs/simulator.md", trainers_table),

@@ -14,6 +14,7 @@ from fedglimpse import rng
 from fedglimpse.config import Config
 from fedglimpse.cost import CostModel, ModelFlops
 from fedglimpse.data.dataset import Dataset, as_input
+from fedglimpse.data.own import is_own
 from fedglimpse.data.population import Population, build_population, default_proxy_size
 from fedglimpse.data.sources import load
 from fedglimpse.engine import has_convolutions, many_models, recipe_of, trainer_of
@@ -86,7 +87,7 @@ class Parts:
         data, settings = self.dataset, self.config.model
         with rng.isolated(seed, "model"):
             shape = tuple(data.x_train.shape[1:])
-            name = settings.name or data.name
+            name = settings.name or default_model(data.name)
             return build_model(name, settings.norm, shape, data.num_classes).to(self.device)
 
     def start(self, seed: int) -> Tensor:
@@ -121,6 +122,11 @@ class Parts:
             k=config.selection.k,
             min_visible=config.visibility.min_visible,
         )
+
+
+def default_model(dataset: str) -> str:
+    """Return the model of a dataset; a user's own data gets the one that takes any shape."""
+    return "synthetic" if is_own(dataset) else dataset
 
 
 def together_key(config: Config) -> tuple[tuple[str, Any], ...]:

@@ -10,20 +10,21 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
 
 from fedglimpse.commands.bench import bench_command
+from fedglimpse.commands.data import app as data_app
+from fedglimpse.commands.data import data_status
 from fedglimpse.commands.flower import app as flower_app
 from fedglimpse.commands.interrupts import run_with_signals
+from fedglimpse.commands.plain import PlainCommand, WordsCommand
 from fedglimpse.commands.report import report
+from fedglimpse.commands.resume import NEW_RUN, SaysNew, holds_run, resumed_config
 from fedglimpse.commands.sweep import sweep
 from fedglimpse.commands.theory import theory
 from fedglimpse.compare import check_target, default_target, markdown, row_of
 from fedglimpse.config import Config
 from fedglimpse.configure import load
-from fedglimpse.data import fetch as fetching
-from fedglimpse.data import sources
 from fedglimpse.errors import UserError
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
@@ -31,7 +32,7 @@ from fedglimpse.plugins import users_fault
 from fedglimpse.profiling import Profiled
 from fedglimpse.progress import listener
 from fedglimpse.ready import Readiness
-from fedglimpse.records import RunFolder, environment, stored_config, write_atomically, writing
+from fedglimpse.records import RunFolder, environment, write_atomically, writing
 from fedglimpse.summary import Estimate
 from fedglimpse.version import VERSION
 
@@ -42,7 +43,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,  # it takes [key=value ...] for markup
 )
-data_app = typer.Typer(help="Datasets: what is there, and how to get it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 ALLOW_ORACLE = "options.allow_oracle=true"
@@ -56,7 +56,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
-@app.command("run")
+@app.command("run", cls=WordsCommand)
 def run_command(
     words: Words = None,
     out: Out = None,
@@ -68,20 +68,21 @@ def run_command(
 ) -> None:
     """Run one method: fedglimpse run [FILE.toml] [key=value ...] --out DIR.
 
-    Settings look like method=glimpse data.name=digits rounds=30; docs/presets.md and
-    docs/data.md name them.
+    Settings look like method=glimpse data.name=digits rounds=30; docs/settings.md lists them all,
+    docs/data.md tells of data and visibility.
     """
     files, methods, settings = sort_words(words or [])
     if methods:
         raise UserError(
             f"'{methods[0]}' is neither a .toml file nor key=value: write method={methods[0]}."
         )
-    if resume and out is not None and not files and not settings:
-        config = stored_config(out)
-    else:
-        config = load_config(files, settings)
+    config = load_config(files, settings)
     folder = out or default_folder(config)
+    if resume and not files and not settings:
+        config = resumed_config(folder, named=out is not None)
     told = listener(quiet)
+    if resume and not holds_run(folder):
+        told = SaysNew(told, folder)
     if profile:
         told = Profiled(told, folder, config.rounds)
     again = ["run", "--out", str(folder), "--resume"]
@@ -98,7 +99,7 @@ def run_command(
     typer.echo(f"results: {result.path}")
 
 
-@app.command()
+@app.command(cls=WordsCommand)
 def compare(
     words: Words = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path(
@@ -129,6 +130,8 @@ def compare(
     check_together(configs)
     for config, folder in zip(configs, folders, strict=True):
         RunFolder(folder).check(config, resume)
+    if resume and not any(holds_run(folder) for folder in folders):
+        typer.echo(f"{out}: {NEW_RUN}", err=True)
     again = ["compare", *(words or []), "--out", str(out)]
     again += [] if target is None else ["--target", str(target)]
     again += ["--quiet", "--resume"] if quiet else ["--resume"]
@@ -144,7 +147,7 @@ def compare(
     typer.echo(f"results: {out}")
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -164,43 +167,7 @@ def methods(
     typer.echo("Your own: method=package.module:build (see docs/add-a-method.md).")
 
 
-@data_app.command("status")
-def data_status() -> None:
-    """Say which datasets are there, where, and whether they are what they should be."""
-    typer.echo(f"data directory: {sources.data_directory()}")
-    for name in sources.NAMES:
-        found = sources.status(name)
-        verified = {True: "verified", False: "NOT VERIFIED", None: ""}[found.verified]
-        state = "present" if found.present else "missing"
-        parts = [state, verified, str(found.path or ""), found.detail]
-        typer.echo(f"  {name:10} " + "  ".join(p for p in parts if p))
-
-
-@data_app.command("fetch")
-def data_fetch(
-    name: Annotated[str, typer.Argument(help="cifar10, fashion or har.")],
-    base_url: Annotated[str | None, typer.Option(help="A mirror's folder.")] = None,
-) -> None:
-    """Download a dataset from its official address into the data directory."""
-    bar = Progress(
-        "{task.description}",
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        task = bar.add_task(name, total=None)
-        path = fetching.fetch(
-            name,
-            base_url=base_url,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    typer.echo(f"{name}: {path}")
-
-
-@app.command()
+@app.command(cls=PlainCommand)
 def doctor() -> None:
     """Say what this installation has: versions, device, data."""
     for name, value in environment().items():
@@ -208,10 +175,10 @@ def doctor() -> None:
     data_status()
 
 
-app.command("sweep")(sweep)
-app.command("report")(report)
-app.command("theory")(theory)
-app.command("bench")(bench_command)
+app.command("sweep", cls=PlainCommand)(sweep)
+app.command("report", cls=PlainCommand)(report)
+app.command("theory", cls=PlainCommand)(theory)
+app.command("bench", cls=PlainCommand)(bench_command)
 app.add_typer(flower_app, name="flower")
 
 
@@ -232,7 +199,7 @@ def every_method(with_oracles: bool) -> list[str]:
 
 def settings_of(name: str, settings: Sequence[str]) -> list[str]:
     """Return a method's settings; the permission for oracles goes to oracles only."""
-    oracle = name in registry.MODULES and describe(registry.info(name)).oracle
+    oracle = ALLOW_ORACLE in settings and registry.is_oracle(name)
     return [*(w for w in settings if oracle or w != ALLOW_ORACLE), f"method={name}"]
 
 
@@ -253,7 +220,7 @@ def load_config(files: Sequence[Path], settings: Sequence[str]) -> Config:
 
 def default_folder(config: Config) -> Path:
     """Return where results go when --out is not given."""
-    return Path("runs") / f"{config.data.name}-{config.method.replace(':', '_')}"
+    return Path("runs") / f"{config.data.name}-{config.method}".replace(":", "_")
 
 
 def check_together(configs: Sequence[Config]) -> None:

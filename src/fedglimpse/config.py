@@ -18,41 +18,41 @@ from fedglimpse.rl.config import AgentConfig
 class DataConfig:
     """`data.*`: which examples, and who holds them."""
 
-    name: str = "digits"  # digits, synthetic, cifar10, fashion, har, hapt
-    partition: str = "dirichlet"  # dirichlet, label_skew, iid, subject
-    clients: int = 100  # N; 0 with partition=subject: one for each subject
-    classes_per_client: int = 2  # of label_skew
-    exact_classes: bool = True  # label_skew: exactly so many classes; False: random shards
-    alpha: float = 0.1  # concentration of dirichlet
+    name: str = "digits"  # digits, synthetic, cifar10, fashion, har, hapt, or "pkg.mod:factory"
+    partition: str = "dirichlet"  # how training rows are split among clients, see docs/data.md
+    clients: int = 100  # N, clients in all; 0 with partition=subject: one for each subject
+    classes_per_client: int = 2  # of label_skew: classes that each client holds
+    exact_classes: bool = True  # label_skew: exactly so many classes; false: random shards
+    alpha: float = 0.1  # concentration of dirichlet: the smaller, the fewer classes at a client
     equal_size: bool = True  # dirichlet: all clients the same size, as in the paper
     min_size: int = 10  # dirichlet with unequal sizes: the smallest client allowed
     samples: int = 0  # rows every client draws from a shared pool when seen; 0: rows are dealt out
     proxy: int = -1  # examples of the server's proxy set; -1: 1,000, fewer for small data
-    proxy_source: str = "heldout"  # heldout, or leaky_train as in the authors' release
+    proxy_source: str = "heldout"  # heldout from clients; leaky_train: shared, as in the release
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """`model.*`: what every client trains."""
 
-    name: str = ""  # empty: the dataset's own; or "pkg.mod:factory"
-    norm: str = "batch"  # batch, group
+    name: str = ""  # empty: the dataset's own; the name of another's, or "pkg.mod:factory"
+    norm: str = "batch"  # normalisation layers: BatchNorm or GroupNorm; own models have their own
 
 
 @dataclass(frozen=True)
 class VisibilityConfig:
     """`visibility.*`: who can be seen in a round."""
 
-    kind: str = "mobile"  # mobile, cyclic, overlapping, random, markov, trace, full
-    cluster_size: int = 10  # of mobile, cyclic and overlapping
-    overlap: int = 2  # clients that neighbouring clusters share
-    p: float = 0.1  # of random: probability of being visible
-    p_on: float = 0.05  # of markov: probability of waking up
-    p_off: float = 0.45  # of markov: probability of falling asleep
+    kind: str = "mobile"  # the pattern of who is visible when, see docs/data.md
+    cluster_size: int = 10  # of mobile, cyclic and overlapping: clients at one place
+    overlap: int = 2  # of overlapping: clients that neighbouring clusters share
+    p: float = 0.1  # of random: probability of a client to be visible in a round
+    p_on: float = 0.05  # of markov: probability that a sleeping client wakes up in a round
+    p_off: float = 0.45  # of markov: probability that a client awake falls asleep in a round
     trace: str = ""  # of trace: csv of device,ready_start_s,ready_end_s
     trace_devices: str = ""  # of trace: csv of device,trace_start_s,trace_end_s, if there is one
-    round_seconds: float = 600.0  # of trace: length of a round
-    min_visible: int = 1  # rounds with fewer pass without training
+    round_seconds: float = 600.0  # of trace: seconds of a round
+    min_visible: int = 1  # rounds with fewer visible clients pass without training
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class SelectionConfig:
 class LocalConfig:
     """`local.*`: how a client trains."""
 
-    optimizer: str = "sgd"  # sgd, adam
-    lr: float = 0.03
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    batch_size: int = 64
-    epochs: int = 3
+    optimizer: str = "sgd"  # of local training; it starts anew in every round
+    lr: float = 0.03  # learning rate of local training
+    momentum: float = 0.0  # of sgd
+    weight_decay: float = 0.0  # L2 penalty in local training
+    batch_size: int = 64  # examples in a local mini-batch; a last batch of one is skipped
+    epochs: int = 3  # passes over a client's examples in one round
     proximal_mu: float = 0.01  # weight of FedProx's pull; only methods that use it read it
-    proximal_squared: bool = True  # False: the release's unsquared norms
+    proximal_squared: bool = True  # false: the release's unsquared norms
     augment: bool = False  # random crop and flip of images
 
 
@@ -81,7 +81,7 @@ class LocalConfig:
 class AggregateConfig:
     """`aggregate.*`: temporal averaging, for the methods that use it."""
 
-    window: int = 6  # models averaged; 1: none
+    window: int = 6  # global models averaged over time; 1: none
     source: str = "raw"  # raw (last aggregates) or smoothed (last global models, the paper's)
     everywhere: bool = False  # also for methods that merge plainly: then only choices differ
 
@@ -91,7 +91,7 @@ class SketchConfig:
     """`sketch.*`: the random projection of model parameters that clients send."""
 
     kind: str = "gaussian"  # gaussian, or count: about 50 times cheaper on a device
-    size: int = 128  # D, floats sent
+    size: int = 128  # D, floats that a client sends
     parameters: str = "head"  # head (dense layers after the last convolution) or all
     scale: str = "sqrt"  # gaussian: 1/sqrt(D), or mean: 1/D as the paper prints it
 
@@ -100,8 +100,8 @@ class SketchConfig:
 class RewardConfig:
     """`reward.*`: the proxy score a method may learn from."""
 
-    metric: str = "f1"  # f1, accuracy
-    smoothing: float = 0.95  # lambda of the paper's Eq. (reward)
+    metric: str = "f1"  # score on the proxy set: macro F1 or accuracy
+    smoothing: float = 0.95  # weight of the new score, lambda of Eq. (reward)
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class LearnerConfig(AgentConfig):
 class EngineConfig:
     """`engine.*`: where and how it is computed; results do not depend on it."""
 
-    device: str = "auto"  # auto, cpu, cuda, cuda:1
-    precision: str = "fp32"  # fp32; tf32 and bf16 on a GPU
-    trainer: str = "auto"  # auto, serial, batched; graphed on a GPU
-    max_jobs: int | str = "auto"  # clients in memory at a time; auto: what fits
+    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1
+    precision: str = "fp32"  # of matrix products; tf32 and bf16 only on a GPU
+    trainer: str = "auto"  # auto: the fastest that fits; graphed only on a GPU
+    max_jobs: int | str = "auto"  # clients in memory at a time, 1 or more; auto: what fits
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ class LogConfig:
 class Config:
     """A complete description of a run."""
 
-    preset: str = "tuned"  # tuned, paper, released
+    preset: str = "tuned"  # a set of values for many keys, see docs/presets.md
     method: str = "fedavg"  # a name of `fedglimpse methods`, or "pkg.mod:build"
-    seeds: tuple[int, ...] = (0,)
-    rounds: int = 100
+    seeds: tuple[int, ...] = (0,)  # one run for each, side by side
+    rounds: int = 100  # communication rounds
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     visibility: VisibilityConfig = field(default_factory=VisibilityConfig)

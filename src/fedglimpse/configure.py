@@ -23,9 +23,9 @@ from fedglimpse.toml import read_table
 OPTION = re.compile(r"options\.[A-Za-z0-9_-]+")
 
 
-def load(file: Path | None = None, words: Iterable[str] = ()) -> Config:
+def load(file: Path | str | None = None, words: Iterable[str] = ()) -> Config:
     """Build a configuration from a TOML file and `key=value` words, both optional."""
-    values = read_toml(file) if file is not None else {}
+    values = read_toml(Path(file)) if file is not None else {}
     return resolve({**values, **parse_words(words)})
 
 

@@ -114,6 +114,11 @@ BAD = [
     (["compare", "fedavg", "mifa", "aggregate.everywhere=true"], "aggregate.everywhere=true"),
     (["compare", "fedavg", "mifa", "--target", "5"], "--target 5.0"),
     (["compare", "fedavg", "mifa", "--target", "nan"], "--target nan"),
+    (["run", "data.name=mnist"], "or your own as 'pkg.mod:factory'"),
+    (["run", "--rounds", "3"], "There is no option --rounds: write rounds=3"),
+    (["run", "--seed=4"], "write seeds=[4]"),
+    (["compare", "fedavg", "mifa", "--data.clients", "-q"], "write data.clients=VALUE"),
+    (["run", "--resume"], "out is not there, so there is nothing to resume"),
     (["data", "fetch", "mnist"], "mnist"),
 ]
 
@@ -206,6 +211,33 @@ def test_a_comparison_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> 
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("fedglimpse: Could not write to")
     assert "Traceback" not in done.stderr
+
+
+def test_resuming_nothing_is_said(tmp_path: Path) -> None:
+    done = call("run", "--resume", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stdout
+    assert "runs/digits-fedavg is not there, so there is nothing to resume" in done.stderr
+    (tmp_path / "there").mkdir()
+    done = call("run", "--resume", "--out", "there", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stdout
+    assert "--out there holds no run, so there is nothing to resume" in done.stderr
+    assert [*(tmp_path / "there").iterdir()] == []
+    done = call("run", "--resume", "rounds=1", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "digits-fedavg: nothing there to resume: a new run begins" in done.stderr
+    done = call("run", "--resume", "--quiet", cwd=tmp_path)  # the usual folder holds one now
+    assert (done.returncode, done.stderr) == (0, "")
+    done = call("compare", "fedavg", "mifa", "--resume", "rounds=1", "-q", cwd=tmp_path)
+    assert "runs/compare: nothing there to resume: a new run begins" in done.stderr
+
+
+def test_help_tells_what_arguments_are() -> None:
+    told = " ".join(call("run", "--help").stdout.split())
+    assert told.count("A TOML file and key=value settings, such as data.name=digits") == 1
+    assert "docs/settings.md" in told
+    told = " ".join(call("theory", "--help").stdout.split())
+    assert told.count("Run folders, or a folder of runs") == 1
+    assert ("[default: 0" in told, "\\" in told) == (True, False)
 
 
 def test_the_other_commands_answer() -> None:

@@ -244,6 +244,17 @@ def test_a_permission_that_nobody_needs_is_refused(method: str) -> None:
     assert "oracle" not in play().records[0]
 
 
+def test_compare_gives_the_permission_to_who_needs_it(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    given["selector"] = ReadsLabels()
+    words = ["compare", OWN, "fedavg", *TINY, "-q", "--out", str(tmp_path / "c")]
+    done = CliRunner().invoke(app, [*words, "options.allow_oracle=true"])
+    assert done.exit_code == 0, done.exception
+    assert "(oracle)" in next(line for line in done.stdout.splitlines() if "build" in line)
+    assert "(oracle)" not in next(line for line in done.stdout.splitlines() if "fedavg" in line)
+
+
 def test_an_environment_needs_the_permission_too() -> None:
     reports = ("label_histogram",)
     with pytest.raises(UserError, match=r"environment reads label_histogram.*allow_oracle=true"):

@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
+from fedglimpse.commands.plain import PlainCommand
 from fedglimpse.errors import UserError
 
-app = typer.Typer(help="Run methods on real devices, with Flower.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run methods on real devices, with Flower.", no_args_is_help=True, rich_markup_mode=None
+)
 
 SUFFIX = ".in"  # of the template's files, so that no tool takes them for part of the package
 
@@ -20,7 +23,7 @@ def about() -> None:
     """Run methods on real devices, with Flower."""
 
 
-@app.command("new")
+@app.command("new", cls=PlainCommand)
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
 ) -> None:

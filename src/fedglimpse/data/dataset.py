@@ -14,6 +14,7 @@ from fedglimpse.errors import UserError
 class Dataset:
     """Training and test rows of one dataset.
 
+    A user's own data comes as one of these too (`data/own.py` checks it, docs/data.md shows it).
     Images stay uint8 until a batch is used, so that CIFAR-10 takes 180 MB and not 720 MB;
     `as_input` makes them floats.
     """
@@ -28,7 +29,15 @@ class Dataset:
     subjects: Tensor | None = None  # [n] int64, the person behind each training row
 
     def __post_init__(self) -> None:
-        """Refuse tensors that do not belong together."""
+        """Refuse what is no tensor, and tensors that do not belong together."""
+        given = {name: getattr(self, name) for name in ("x_train", "y_train", "x_test", "y_test")}
+        given |= {} if self.subjects is None else {"subjects": self.subjects}
+        for name, value in given.items():
+            if not isinstance(value, Tensor) or not value.dim():
+                raise UserError(
+                    f"dataset '{self.name}' has {name} of type {type(value).__name__}, not a "
+                    "tensor with one entry for each row; give one, such as torch.from_numpy(array)"
+                )
         rows = {"y_train": len(self.y_train)}
         if self.subjects is not None:
             rows["subjects"] = len(self.subjects)

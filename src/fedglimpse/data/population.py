@@ -173,7 +173,8 @@ def _by_subject(dataset: Dataset, rest: Tensor, num_clients: int) -> list[Tensor
     if dataset.subjects is None:
         raise UserError(
             f"data.partition=subject needs to know who made each row, which '{dataset.name}' does "
-            "not tell; use data.name=har or hapt, or another partition"
+            "not tell; use data.name=har or hapt, give `subjects` with your own data, or use "
+            "another partition"
         )
     parts = cut.by_subject(dataset.subjects.cpu()[rest])
     if num_clients not in (0, len(parts)):

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.data import official
 from fedglimpse.data.dataset import Dataset
+from fedglimpse.data.own import is_own, load_own
 from fedglimpse.data.partition import stratified_sample
 from fedglimpse.errors import UserError, nearest
 
@@ -87,15 +88,18 @@ def data_directory(data_dir: str | Path | None = None) -> Path:
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """Load a dataset of `NAMES`, verifying its files.
+    """Load a dataset of `NAMES`, verifying its files, or a user's own.
 
     Args:
-        name: which dataset.
+        name: which dataset, or "pkg.mod:factory", a callable without arguments.
         data_dir: where its files lie; `data_directory()` if not given.
 
     Raises:
-        UserError: unknown name, missing files, or files that are not the published ones.
+        UserError: unknown name, missing files, files that are not the published ones, or own data
+            that cannot be trained on.
     """
+    if is_own(name):
+        return load_own(name)
     _check_name(name)
     if name == "digits":
         return digits()
@@ -203,7 +207,8 @@ def synthetic(
 def _check_name(name: str) -> None:
     if name not in NAMES:
         raise UserError(
-            f"unknown dataset '{name}'.{nearest(name, NAMES)} Choose one of {', '.join(NAMES)}"
+            f"unknown dataset '{name}'.{nearest(name, NAMES)} Choose one of {', '.join(NAMES)}, or "
+            "your own as 'pkg.mod:factory'"
         )
 
 

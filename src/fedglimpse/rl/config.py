@@ -20,50 +20,50 @@ class AgentConfig:
     """Settings of the attention Q-network agent, `agent.*` in a user's configuration."""
 
     # What the agent sees.
-    input: str = "grad"  # grad (sketch of the update), abs (of the weights), scalar
+    input: str = "grad"  # sketch of the update (grad) or weights (abs); scalar: norm, loss, size
     standardise: bool = True  # z-score client features within the visible set
     normalise_history: bool = True  # running standardisation of the global sketches
     history: int = 5  # H: global sketches before the current one
-    history_input: str = "models"  # models; changes: what led to the current model, step by step
+    history_input: str = "models"  # past models, or the changes that led to the current one
 
     # The Q-network.
     d_token: int = 64  # width of a token
     heads: int = 1  # attention heads; must divide d_token
-    encoder: str = "attention"  # attention; mlp: the ablation without any attention
-    spatial_attention: bool = True  # False: clients do not look at each other
-    temporal_attention: bool = True  # False: the history branch is cut off
-    identity: str = "table"  # client memory, Eq. (idemb): table, hashed, none
-    identity_dim: int = 32  # d_emb
-    identity_buckets: int = 4096  # rows of the hashed form
+    encoder: str = "attention"  # mlp: the ablation without any attention
+    spatial_attention: bool = True  # false: clients do not look at each other
+    temporal_attention: bool = True  # false: the history branch is cut off
+    identity: str = "table"  # client memory, Eq. (idemb): a row for each client, or hashed ids
+    identity_dim: int = 32  # d_emb, floats of a client's memory
+    identity_buckets: int = 4096  # rows of identity=hashed, shared by ids that collide
     identity_decay: bool = False  # weight decay on identities; it erases clients seldom seen
     advantage_context: bool = True  # the advantage head also reads the pooled visible set
     flat_start: bool = False  # advantages begin at zero: no client is preferred without evidence
     q_output: str = "scalar"  # scalar: one Q per client; per_class: one per client and class
-    per_class_score: str = "mean"  # how per-class Qs rank clients: mean, min
-    q_clip: str = "none"  # none, tanh, clamp: bound |Q| by r_max / (1 - gamma)
+    per_class_score: str = "mean"  # how per-class Qs rank clients: by their mean or smallest
+    q_clip: str = "none"  # how to bound abs(Q) by r_max / (1 - gamma), if at all
 
     # Learning.
     n_step: int = 5  # rewards in a target before bootstrapping
-    gamma: float = 0.9  # discount
+    gamma: float = 0.9  # discount of later rewards
     tau: float = 0.005  # soft update of the target network, after every mini-batch
     buffer: int = 600  # rounds the replay store holds
-    reset_on_gap: bool = False  # True: no n-step return across missing round numbers
+    reset_on_gap: bool = False  # true: no n-step return across missing round numbers
     batch_size: int = 32  # transitions in a mini-batch
     updates_per_round: int = 5  # b: mini-batches after every round
     targets_once: bool = True  # targets of all b mini-batches from the networks before the first
     learn_start: int = 32  # first update once so many transitions can be sampled: one full batch
-    optimizer: str = "adam"  # adam, sgd
-    lr: float = 1e-3
-    weight_decay: float = 1e-4
+    optimizer: str = "adam"  # of the Q-network
+    lr: float = 1e-3  # learning rate of the Q-network
+    weight_decay: float = 1e-4  # of the Q-network; on identities only with identity_decay
     grad_clip: float = 1.0  # largest gradient norm; 0 switches clipping off
-    loss: str = "smooth_l1"  # smooth_l1, mse
+    loss: str = "smooth_l1"  # between Q and its target
     aux_weight: float = 0.0  # weight of predicting the global model's proxy class histogram
     frozen: bool = False  # act greedily and never learn
 
     # Exploration.
-    exploration: str = "all"  # all: a random set; partial: only `partial_random` of it
-    epsilon_decay: float = 0.005  # e in max(epsilon_min, 1 - e t)
-    epsilon_min: float = 0.1
+    exploration: str = "all"  # what is random: all of a set, or partial_random picks of it
+    epsilon_decay: float = 0.005  # e in max(epsilon_min, 1 - e t), exploring in round t
+    epsilon_min: float = 0.1  # least probability of exploring in a round
     partial_random: int = 2  # m: random picks of the partial rule
     turns: float = 0.0  # weight of how seldom a client was chosen, where Q is noise
     loss_lean: float = 0.0  # weight of the loss at a client, exploring and where Q is noise

@@ -39,8 +39,9 @@ def names_of(configs: Configs) -> dict[Path, tuple[str, str]]:
 
 
 def _setting_name(config: Mapping[str, Any]) -> str:
-    names = ("data.name", "data.partition", "visibility.kind")
-    return " ".join(str(config[name]).replace("_", " ") for name in names)
+    names = ("data.partition", "visibility.kind")
+    words = [str(config[name]).replace("_", " ") for name in names]
+    return " ".join([str(config["data.name"]), *words])
 
 
 def _told_apart(groups: Mapping[Path, Hashable], configs: Configs) -> dict[Path, str]:
