@@ -81,7 +81,7 @@ def test_errors_of_users_code_have_their_place(here: Path) -> None:
 
 
 def test_errors_of_ours_stay_what_they_are(here: Path) -> None:
-    with pytest.raises(AttributeError) as caught:
+    with pytest.raises(TypeError) as caught:
         load_callable("own_code:ours", "method")(3)
     assert users_fault(caught.value) is None
     assert users_fault(ValueError("never raised")) is None
