@@ -42,7 +42,10 @@ ALLOWED = {
         "validate", "version",
     },
     "stats": {"compare", "rng", "summary"},
-    "study": {"builder", "config", "configure", "data", "errors", "records", "stats", "version"},
+    "study": {
+        "builder", "config", "configure", "data", "errors", "records", "stats", "summary",
+        "version",
+    },
     "report": {
         "compare", "config", "configure", "errors", "records", "stats", "study", "summary",
         "toml", "version",

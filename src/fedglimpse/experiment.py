@@ -18,7 +18,7 @@ from fedglimpse.needs import PERMISSION
 from fedglimpse.plugins import users_fault
 from fedglimpse.progress import Listener, Silent
 from fedglimpse.records import RunFolder, writing
-from fedglimpse.rl.policy import check_place, write_policy
+from fedglimpse.rl.policy import check_use, write_policy
 from fedglimpse.rounds import crew_of, places_of, play_round, restore, snapshot
 from fedglimpse.sim.lane import check_state
 from fedglimpse.sim.world import Lane, World
@@ -247,13 +247,7 @@ def check_policy(config: Config, lanes: Sequence[Lane]) -> None:
             f"options.{PERMISSION}={config.options[PERMISSION]}, but method={config.method} reads "
             f"nothing that a server may not know: leave options.{PERMISSION} out."
         )
-    if config.agent.save and not hasattr(lanes[0].method.selector, "policy"):
-        raise UserError(
-            f"agent.save={config.agent.save}, but method={config.method} learns no policy: use "
-            "method=glimpse or leave agent.save out."
-        )
-    if config.agent.save:
-        check_place(config.agent.save)
+    check_use(config.agent.save, config.agent.load, config.method, lanes[0].method.selector)
 
 
 def save_policies(config: Config, lanes: Sequence[Lane]) -> None:

@@ -28,6 +28,13 @@ def test_a_policy_knows_its_sketches(tmp_path: Path) -> None:
     run({**AGENT, "agent.load": file, "sketch.kind": "count"})
 
 
+@pytest.mark.parametrize("method", ["fedavg", "favor"])
+@pytest.mark.parametrize("key", ["save", "load"])
+def test_a_method_without_a_policy_takes_none(method: str, key: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"agent\.{key}=.*method={method} learns no policy"):
+        run({"method": method, "rounds": 1, f"agent.{key}": str(tmp_path / "p.pt")})
+
+
 def test_a_policy_of_several_seeds_is_found(tmp_path: Path) -> None:
     file = str(tmp_path / "policy.pt")
     run({**AGENT, "seeds": [0, 1], "agent.save": file})

@@ -37,7 +37,7 @@ from fedglimpse.layout import Layout
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
 from fedglimpse.records import RunFolder, write_atomically
-from fedglimpse.rl.policy import check_place, write_policy
+from fedglimpse.rl.policy import check_use, write_policy
 from fedglimpse.summary import summarise
 from fedglimpse.types import Method
 from fedglimpse.validate import check
@@ -146,13 +146,7 @@ class Server:
             )
         method = registry.build(config.method, setting)
         plan_of(method, config)
-        if config.agent.save and not hasattr(method.selector, "policy"):
-            raise UserError(
-                f"agent.save={config.agent.save}, but method={config.method} learns no policy: "
-                "use method=glimpse or leave agent.save out."
-            )
-        if config.agent.save:
-            check_place(config.agent.save)
+        check_use(config.agent.save, config.agent.load, config.method, method.selector)
         return method
 
     def _open(self, config: Config, folder: RunFolder) -> dict[str, Any] | None:

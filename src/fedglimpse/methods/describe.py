@@ -8,7 +8,8 @@ import torch
 
 from fedglimpse.config import Config
 from fedglimpse.methods.base import MethodInfo, Setting
-from fedglimpse.needs import CATALOGUE, Need, Sizes, trains_before_choice
+from fedglimpse.methods.registry import reads
+from fedglimpse.needs import CATALOGUE, ORACLES, Need, Sizes, trains_before_choice
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def describe(info: MethodInfo) -> Description:
         trains=_trains(post, method.takes_all),
         uplink=" + ".join(sent),
         needs=tuple(sorted(asked)),
-        oracle=any(CATALOGUE[n].oracle for n in asked),
+        oracle=not ORACLES.isdisjoint(reads(method)),
     )
 
 

@@ -107,6 +107,18 @@ def read_policy(path: str) -> dict[str, Any]:
     return dict(policy)
 
 
+def check_use(save: str, load: str, method: str, selector: object) -> None:
+    """Raise UserError where a policy is asked for that the method has not, or has no place for."""
+    for key, path in (("save", save), ("load", load)):
+        if path and not hasattr(selector, "policy"):
+            raise UserError(
+                f"agent.{key}={path}, but method={method} learns no policy: use method=glimpse or "
+                f"leave agent.{key} out."
+            )
+    if save:
+        check_place(save)
+
+
 def check_place(path: str) -> None:
     """Raise UserError where a policy could not be written, before it is learnt."""
     target = Path(path).absolute()

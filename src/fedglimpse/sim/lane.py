@@ -129,11 +129,6 @@ class Upload:
         return Upload(clients, torch.from_numpy(sizes), weights)
 
 
-def check_lane(lane: Lane) -> None:
-    """Raise UserError for a lane that no world can run."""
-    check_method(lane.method)
-
-
 def check_method(method: Method) -> None:
     """Raise UserError for a method that can run nowhere, neither simulated nor on devices."""
     selector, objective = method.selector, method.objective

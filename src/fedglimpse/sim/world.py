@@ -18,7 +18,7 @@ from fedglimpse.data.dataset import Dataset
 from fedglimpse.sim.evaluate import Evaluator, Scores
 from fedglimpse.sim.holdings import Holdings
 from fedglimpse.sim.jobs import LocalTrainer
-from fedglimpse.sim.lane import Lane, LaneRound, Upload, check_choice, check_lane, check_state
+from fedglimpse.sim.lane import Lane, LaneRound, Upload, check_choice, check_method, check_state
 from fedglimpse.sim.merge import merge
 from fedglimpse.sim.played import Played, ScoresByLane
 from fedglimpse.sim.reports import Asked, Reporter, TrainedClients, pick_each, proxy_examples
@@ -63,7 +63,7 @@ class World:
         self._holdings = Holdings()
         self._kept_proxies: dict[int, tuple[list[Lane], Tensor, Tensor]] = {}  # by their size
         for lane in self.lanes:
-            check_lane(lane)
+            check_method(lane.method)
 
     def observe(self, meanwhile: Callable[[], None] | None = None) -> list[View | None]:
         """Return what each lane's server sees; None where it has nothing to choose from.
@@ -156,7 +156,7 @@ class World:
 
     def restart(self, r: int, lane: Lane, state: Tensor) -> None:
         """Put another federation in the place of lane `r`, at its initial state `[d]`."""
-        check_lane(lane)
+        check_method(lane.method)
         self.lanes[r] = lane
         self.states[r] = state
 

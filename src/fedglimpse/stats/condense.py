@@ -13,7 +13,6 @@ from fedglimpse.stats.censored import Spent
 from fedglimpse.summary import COSTS, final_window, summarise
 
 Record = dict[str, Any]
-COST_NAMES = COSTS  # what every round is charged
 POINTS = 150  # of a thinned curve
 DIGITS = 7  # of accuracies kept: finer than one example of any test set
 

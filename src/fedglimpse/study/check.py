@@ -7,10 +7,11 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from fedglimpse.stats.condense import COST_NAMES, Climb, Curve, Facts
+from fedglimpse.stats.condense import Climb, Curve, Facts
 from fedglimpse.stats.fairness import Participation
 from fedglimpse.study.cell import Cell, Partition, State
 from fedglimpse.study.trace import Trace
+from fedglimpse.summary import COSTS
 
 NUMBERS = ("accuracy", "macro_f1", "over_rounds", "best", "reward", "first_tenth", "throughout")
 
@@ -82,13 +83,13 @@ def _check_facts(facts: Facts) -> None:
     _check_columns("curve", curve, {"accuracy": curve.accuracy, "smooth": curve.smooth})
     _check_columns("climb", climb, {"heights": climb.heights})
     need(is_count(climb.played), "climb.played", climb.played, "a whole number")
-    for name in COST_NAMES:
+    for name in COSTS:
         need(is_number(climb.totals[name]), f"totals.{name}", climb.totals[name], "a number")
 
 
 def _check_columns(name: str, part: Curve | Climb, more: Mapping[str, Sequence[float]]) -> None:
     """All columns are as long as the column of rounds."""
-    columns = {**more, **{cost: part.costs[cost] for cost in COST_NAMES}}
+    columns = {**more, **{cost: part.costs[cost] for cost in COSTS}}
     for key, column in {"rounds": part.rounds, **columns}.items():
         good = _are(is_number, column) and len(column) == len(part.rounds)
         need(good, f"{name}.{key}", column, "a list of numbers, one for each round kept")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.errors import UserError
-from fedglimpse.stats.condense import COST_NAMES
+from fedglimpse.summary import COSTS
 
 COUNTS = ("lane", "round")
 CLIENTS = ("visible", "selected", "rejected")  # lists of ids
 SCORES = ("accuracy", "macro_f1", "reward")  # null or NaN where not scored, or not finite
-AMOUNTS = (*COST_NAMES, "seconds")
+AMOUNTS = (*COSTS, "seconds")
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
