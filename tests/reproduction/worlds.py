@@ -156,6 +156,15 @@ def leaning_fails(cell: Cell, config: Config) -> Came:
     return Came(0.6 - 0.05 * (cell.variant == "glimpse, leaning") + jitter(cell))
 
 
+def proof_holds(cell: Cell, config: Config) -> Came:
+    gain = {"glimpse": -0.05, "glimpse, proven, leaning": 0.05}
+    return Came(0.6 + gain.get(cell.variant, 0.0) + jitter(cell) / 10)
+
+
+def proof_fails(cell: Cell, config: Config) -> Came:
+    return Came(0.6 - 0.05 * ("proven" in cell.variant) + jitter(cell))
+
+
 OPEN: dict[str, World] = {  # nothing can be told; all others: `noise`
     "recipe_study": luck,
     "averaged_digits": choosing_may_pay,
@@ -170,6 +179,8 @@ WORLDS: dict[str, tuple[World, World]] = {  # study -> claims hold, claims fail
     "agent_study": (turns_hold, turns_fail),
     "history_study": (changes_hold, changes_fail),
     "lean_study": (leaning_holds, leaning_fails),
+    "proof_study": (proof_holds, proof_fails),
+    "proof": (proof_holds, proof_fails),
     "recipe_adam": (adam_holds, far_below),
     "presets": (presets_hold, far_below),
     "recipe_study": (recipe_holds, recipe_fails),

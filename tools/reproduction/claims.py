@@ -66,6 +66,8 @@ OWN_RULES: dict[str, Rule] = {  # study -> the rule of its file's own claim
     "agent_study": own.turns_make_up_for_the_harm,
     "history_study": own.changes_raise_accuracy,
     "lean_study": own.leaning_beats_chance,
+    "proof_study": own.proof_mends_the_harm,
+    "proof": own.proof_mends_the_harm,
     "averaged_digits": own.choosing_is_worth_little,
     "averaged": own.choosing_is_worth_little,
 }

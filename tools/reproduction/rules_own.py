@@ -169,8 +169,26 @@ def leaning_beats_chance(evidence: Evidence) -> Finding:
     return Finding(above_zero([found])[0], points(found))
 
 
-def _pooled(evidence: Evidence, variant: str, other: str) -> Difference | None:
-    return contrast(evidence, [((s, variant), (s, other)) for s in evidence.study.settings])
+def proof_mends_the_harm(evidence: Evidence) -> Finding:
+    """Whether Q that has to prove itself costs nothing, and with a lean gains.
+
+    Holds if, pooled over settings, the agent that asks for proof is really above glimpse and really
+    less than half a point below the control, and with a lean really above the control, does not
+    hold if one of these really goes the other way, else cannot be told.
+    """
+    control = str(evidence.study.control)
+    over_glimpse = _pooled(evidence, "glimpse, proven", OURS)
+    over_chance = _pooled(evidence, "glimpse, proven", control)
+    leaning = _pooled(evidence, "glimpse, proven, leaning", control)
+    spared = _pooled(evidence, "glimpse, proven", control, margin=-POINT / 2)
+    said = f"proven over glimpse {points(over_glimpse)}, over {control} {points(over_chance)}"
+    verdict = all_of(above_zero([over_glimpse, spared, leaning]))
+    return Finding(verdict, f"{said}; leaning over {control} {points(leaning)}")
+
+
+def _pooled(evidence: Evidence, variant: str, other: str, margin: float = 0.0) -> Difference | None:
+    pairs = [((s, variant), (s, other)) for s in evidence.study.settings]
+    return contrast(evidence, pairs, final, margin)
 
 
 def choosing_is_worth_little(evidence: Evidence) -> Finding:

@@ -18,6 +18,7 @@ from fedglimpse.rl.agent import Agent, Glance
 from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.explore import Ask, Picked, epsilon, pick_each
 from fedglimpse.rl.policy import check_sketch, read_policy
+from fedglimpse.rl.proof import Proof
 from fedglimpse.rl.replay import Round
 from fedglimpse.rl.starts import Starts
 from fedglimpse.rl.team import Team
@@ -54,6 +55,7 @@ class GlimpseSelector:
         self.sketch: dict[str, Any] = {}  # how sketches are made, which a policy tells
         self.step = 0  # rounds acted: the t of the epsilon schedule
         self.starts = Starts(config.turns, config.loss_lean, config.loss)
+        self.proof = Proof()
         self.agent = Agent(
             config, sketch_dim=sketch_dim, num_classes=num_classes, seed=seed, device=device
         )
@@ -66,7 +68,8 @@ class GlimpseSelector:
         """Probability of exploring in the coming round."""
         if self.frozen:
             return 0.0
-        return epsilon(self.step, self.config.epsilon_decay, self.config.epsilon_min)
+        by_schedule = epsilon(self.step, self.config.epsilon_decay, self.config.epsilon_min)
+        return max(by_schedule, 1 - self.proof.trust) if self.config.prove else by_schedule
 
     def select(self, view: View, k: int) -> Choice:
         """Choose by Q, or explore: Algorithm 1, lines 7-12."""
@@ -126,6 +129,8 @@ class GlimpseSelector:
             metrics["attention_entropy"] = glance.entropy
         if not self.frozen:
             self.agent.replay.add(self._round(view, k, glance, outcome))
+        chosen = torch.isin(view.ids, outcome.selected)
+        self.proof.add(glance.scores, chosen, outcome.reward, picked.behaviour == "explore")
         self.starts.chosen(outcome.selected)
         self.step += 1
         self._pending = None
@@ -166,14 +171,15 @@ class GlimpseSelector:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue after a finished round."""
-        own = {"step": self.step, "frozen": self.frozen, "starts": self.starts.state_dict()}
-        return self.agent.state_dict() | own
+        own = {"starts": self.starts.state_dict(), "proof": self.proof.state_dict()}
+        return self.agent.state_dict() | own | {"step": self.step, "frozen": self.frozen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         state = dict(state)
         self.step, self.frozen = state.pop("step"), state.pop("frozen")
         self.starts.load_state_dict(state.pop("starts"))
+        self.proof.load_state_dict(state.pop("proof"))
         self.agent.load_state_dict(state)
 
 

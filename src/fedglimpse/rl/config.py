@@ -67,6 +67,7 @@ class AgentConfig:
     partial_random: int = 2  # m: random picks of the partial rule
     turns: float = 0.0  # weight of how seldom a client was chosen, where Q is noise
     loss_lean: float = 0.0  # weight of the loss at a client, exploring and where Q is noise
+    prove: bool = False  # explore until Q has told apart sets that were drawn by lot
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -96,6 +97,11 @@ class AgentConfig:
                 f"{self.n_step + self.history}, or nothing can be sampled."
             )
 
+        if self.prove and self.exploration != "all":
+            raise UserError(
+                f"agent.prove=true needs agent.exploration=all, not {self.exploration}: Q is held "
+                "against sets that were drawn by lot."
+            )
         if self.shows_changes and not self.normalise_history:
             raise UserError(
                 "agent.history_input=changes needs agent.normalise_history=true: changes are shown "
