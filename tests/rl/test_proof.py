@@ -96,6 +96,7 @@ def test_an_agent_without_proof_goes_on_exploring() -> None:
     for prove in (False, True):
         said = play(selector(prove=prove, epsilon_decay=0.05), range(120))
         found[prove] = sum(info["behaviour"] == "explore" for _, info, _ in said[20:]) / 100
+        assert all(("trust" in metrics) == prove for _, _, metrics in said)
     assert found[False] < 0.25
     assert found[True] > 0.75
 

@@ -114,7 +114,7 @@ def _near(row: Row, below_only: bool) -> Verdict:
         return Verdict.HOLDS
     if row.paper.verdict == "real":
         return Verdict.FAILS
-    close = abs(gap) <= row.beside.figure.std and row.paper.verdict == "within noise"
+    close = abs(gap) <= row.beside.figure.std and row.paper.p is not None
     return Verdict.HOLDS if close else Verdict.UNTOLD
 
 

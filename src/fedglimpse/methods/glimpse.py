@@ -129,8 +129,10 @@ class GlimpseSelector:
             metrics["attention_entropy"] = glance.entropy
         if not self.frozen:
             self.agent.replay.add(self._round(view, k, glance, outcome))
-        chosen = torch.isin(view.ids, outcome.selected)
-        self.proof.add(glance.scores, chosen, outcome.reward, picked.behaviour == "explore")
+        if self.config.prove:
+            metrics["trust"] = self.proof.trust
+            chosen = torch.isin(view.ids, outcome.selected)
+            self.proof.add(glance.scores, chosen, outcome.reward, picked.behaviour == "explore")
         self.starts.chosen(outcome.selected)
         self.step += 1
         self._pending = None

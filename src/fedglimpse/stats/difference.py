@@ -11,7 +11,9 @@ are taken seed by seed. Two looks at them are reported:
   spread for it to go by, and the **sign test** takes its place: p = 2^(1-n), so that fewer than
   6 pairs are never called real for agreeing, which accuracies of few test examples often do.
 
-A difference is called real only where both agree, after Holm's correction of the p-values.
+A difference is called real only where both agree, after Holm's correction of the p-values. Where
+the interval holds zero it is within noise; where it does not and the test is not sure, nothing can
+be told.
 """
 
 from __future__ import annotations
@@ -48,11 +50,12 @@ class Difference:
     pairs: int  # seeds that both sides have
 
     def verdict(self, adjusted_p: float | None) -> str:
-        """Return "real", "within noise", or "cannot tell" with fewer than two pairs."""
+        """Return "real", "within noise" or, as with fewer than two pairs, "cannot tell"."""
         if adjusted_p is None or self.low is None or self.high is None:
             return "cannot tell"
-        apart = self.low > 0 or self.high < 0
-        return "real" if apart and adjusted_p < LEVEL else "within noise"
+        if self.low <= 0 <= self.high:
+            return "within noise"
+        return "real" if adjusted_p < LEVEL else "cannot tell"
 
 
 def paired(ours: Mapping[Key, float], control: Mapping[Key, float]) -> Difference | None:
