@@ -114,6 +114,15 @@ def test_the_schedule_decides_once_proof_is_there() -> None:
     assert again.epsilon == 0.0
 
 
+def test_a_run_from_before_there_was_proof_goes_on() -> None:
+    agent, again = selector(), selector()
+    play(agent, range(6))
+    state = agent.state_dict()
+    del state["proof"]
+    again.load_state_dict(state)
+    assert play(again, range(6, 9)) == play(agent, range(6, 9))
+
+
 def test_proof_needs_sets_that_are_drawn_as_a_whole() -> None:
     with pytest.raises(UserError, match="exploration=all, not partial"):
         config(prove=True, exploration="partial")

@@ -181,7 +181,8 @@ class GlimpseSelector:
         state = dict(state)
         self.step, self.frozen = state.pop("step"), state.pop("frozen")
         self.starts.load_state_dict(state.pop("starts"))
-        self.proof.load_state_dict(state.pop("proof"))
+        if (evidence := state.pop("proof", None)) is not None:  # runs of older versions have none
+            self.proof.load_state_dict(evidence)
         self.agent.load_state_dict(state)
 
 
