@@ -59,26 +59,26 @@ def test_every_setting_has_a_meaning_and_a_line() -> None:
     assert [key for key in told if f"| `{key}` |" not in page] == []
 
 
-def commanded(words: list[str], folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "fence", "file", "run"),
+    [
+        ("## Your own data and model", "python", "my_data.py", "blobs"),
+        ("### Traces", "", "sessions.csv", "traced"),
+    ],
+)
+def test_what_the_page_of_data_shows_runs(
+    part: str, fence: str, file: str, run: str, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "data.md").read_text().partition(part)[2]
+    shown, command = (
+        re.findall(rf"```{fence}\n(.*?)```", page, re.S),
+        re.findall(r"    (fed.+)", page),
+    )
+    (tmp_path / file).write_text(shown[0])
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=env, capture_output=True, text=True,
-        timeout=120, check=False,
+        [sys.executable, "-m", *shlex.split(command[0]), "rounds=2"], cwd=tmp_path, env=env,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-
-
-def test_own_data_of_the_page_runs(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "data.md").read_text().partition("## Your own data and model")[2]
-    code, command = re.findall(r"```python\n(.*?)```", page, re.S), re.findall(r"    (fed.+)", page)
-    (tmp_path / "my_data.py").write_text(code[0])
-    commanded([*shlex.split(command[0]), "rounds=2"], tmp_path)
-    assert (tmp_path / "runs" / "blobs" / "summary.json").exists()
-
-
-def test_the_trace_of_the_page_runs(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "data.md").read_text().partition("### Traces")[2]
-    table, command = re.findall(r"```\n(.*?)```", page, re.S), re.findall(r"    (fed.+)", page)
-    (tmp_path / "sessions.csv").write_text(table[0])
-    commanded([*shlex.split(command[0]), "rounds=2"], tmp_path)
-    assert (tmp_path / "runs" / "traced" / "summary.json").exists()
+    assert (tmp_path / "runs" / run / "summary.json").exists()
