@@ -24,7 +24,7 @@ from reproduction.diagnosis import diagnosis
 from reproduction.headroom import headroom
 from reproduction.recipe import recipe_table
 from reproduction.rerun import rerun
-from reproduction.section import section
+from reproduction.section import DETAILS, section, settings
 from reproduction.shelf import Shelf
 from reproduction.speed import speed
 from settings_table import settings_table
@@ -171,6 +171,11 @@ def study_section(name: str) -> str:
     return section(SHELF.study(name))
 
 
+def study_settings(name: str) -> str:
+    """The settings of one study of the paper from results/<name>."""
+    return settings(SHELF.study(name))
+
+
 def speed_table() -> str:
     """Lane-rounds a minute and GPU-hours of all studies."""
     return speed([SHELF.study(name) for name in ("recipe_study", *STUDIES)])
@@ -185,6 +190,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "claims": (REPRODUCTION, lambda: claims_table(SHELF)),
     "rules": (REPRODUCTION, lambda: rules_list(SHELF)),
     **{name: (REPRODUCTION, partial(study_section, name)) for name in STUDIES},
+    **{f"{name}-settings": (f"docs/{DETAILS}", partial(study_settings, name)) for name in STUDIES},
     "headroom": (REPRODUCTION, lambda: headroom(ROOT / "results" / "headroom")),
     "diagnosis": (REPRODUCTION, lambda: diagnosis(ROOT / "results" / "agent_diagnosis")),
     "rerun": (REPRODUCTION, lambda: rerun(SHELF.study("table1").study, ROOT / "results" / "rerun")),

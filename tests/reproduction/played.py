@@ -48,7 +48,9 @@ def disagree(cell: Cell) -> int:
 def played(name: str, world: World) -> Study:
     """Return a planned study with its cells played as `world` says."""
     study = PLANS.study(name).study
-    cells = [dataclasses.replace(c, state="missing", facts=None) for c in study.cells]
+    cells = [
+        dataclasses.replace(c, state="missing", facts=None, environment={}) for c in study.cells
+    ]
     return dataclasses.replace(study, cells=[_play(cell, world) for cell in cells])
 
 

@@ -12,12 +12,12 @@ from played import PLANS, Came, World, jitter, played
 from worlds import OPEN, TABLE, WORLDS, noise, table_fails, table_holds
 
 from fedglimpse.stats.condense import Facts
-from fedglimpse.stats.difference import Difference
 from fedglimpse.study import Cell, Study
 from fedglimpse.study.cell import State
 from reproduction.claims import OWN_RULES, RULES, Claim, all_claims, rule_text
 from reproduction.evidence import Evidence, over_strongest
-from reproduction.verdict import Verdict, all_of, any_of, at_least, reaches
+from reproduction.pooling import Pooled
+from reproduction.verdict import Verdict, all_of, any_of, at_least, points, reaches
 
 CLAIMS = all_claims(PLANS)
 
@@ -102,17 +102,35 @@ def test_settings_count_alike_whichever_was_run_further() -> None:
     evidence = Evidence(study_in("table1", one_seed_of_cifar), TABLE)
     found = over_strongest(evidence, evidence.where(partition="label_skew"))
     assert found is not None
-    assert found.pairs == 4  # seed 0 of two settings on CIFAR-10 and two on Fashion-MNIST
+    assert found.seeds == {"cifar10": 1, "fashion": 5}
     assert found.mean == pytest.approx(0.05, abs=0.002)
+    assert found.told is not None
+    assert found.told.mean == pytest.approx(0.0, abs=0.002)
+    assert "cifar10 1 seed, fashion 5 seeds), fashion alone" in points(found)
 
 
-def test_few_pairs_do_not_carry_a_size_that_their_interval_does_not_reach() -> None:
-    yes, open_, no = Verdict.HOLDS, Verdict.UNTOLD, Verdict.FAILS
-    short, enough = Difference(-0.1, -0.2, -0.02, 0.1, 4), Difference(-0.1, -0.3, 0.02, 0.1, 4)
-    assert reaches(yes, open_, short) is open_
-    assert reaches(yes, open_, enough) is yes
-    assert reaches(open_, open_, enough) is open_
-    assert reaches(yes, no, short) is no
+@pytest.mark.parametrize("claim", [c for c in CLAIMS if c.study == "table1"], ids=name_of)
+def test_data_with_one_seed_carry_no_verdict(claim: Claim) -> None:
+    """Where seeds of other data decide alone, or one setting settles it, that is said."""
+
+    def world(cell: Cell, config: Mapping[str, Any]) -> Came | None:
+        return None if config["data.name"] != "hapt" and cell.seed else table_holds(cell, config)
+
+    elsewhere = "activities" in name_of(claim)
+    spread = name_of(claim) == "steadier_over_seeds"  # of one seed there is none
+    expected = Verdict.HOLDS if elsewhere else Verdict.NOT_RUN if spread else Verdict.UNTOLD
+    assert verdict(claim, world) is expected
+
+
+def test_few_seeds_do_not_carry_a_size_that_their_interval_does_not_reach() -> None:
+    def gap(mean: float, half: float, p: float) -> Pooled:
+        return Pooled(mean, mean - half, mean + half, p, 4, 1, {"digits": 4})
+
+    gain, short, enough = gap(0.2, 0.08, 0.001), gap(-0.1, 0.08, 0.06), gap(-0.1, 0.12, 0.1)
+    assert reaches(gain, short) is Verdict.UNTOLD
+    assert reaches(gain, enough) is Verdict.HOLDS
+    assert reaches(gap(0.2, 0.3, 0.2), enough) is Verdict.UNTOLD
+    assert reaches(gain, gap(-0.1, 0.08, 0.01)) is Verdict.FAILS
 
 
 def smaller_gain(cell: Cell, config: Mapping[str, Any]) -> Came:

@@ -158,7 +158,7 @@ def leaning_fails(cell: Cell, config: Config) -> Came:
 
 def proof_holds(cell: Cell, config: Config) -> Came:
     gain = {"glimpse": -0.05, "glimpse, proven, leaning": 0.05}
-    return Came(0.6 + gain.get(cell.variant, 0.0) + jitter(cell) / 10)
+    return Came(0.6 + gain.get(cell.variant, 0.0) + 1e-4 * Random(cell.id).gauss())
 
 
 def proof_fails(cell: Cell, config: Config) -> Came:

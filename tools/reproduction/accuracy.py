@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from fedglimpse.report.analysis import Comparison, Results, Row
 from fedglimpse.report.numbers import interval, mean_and_std, percent
-from fedglimpse.summary import LAST_ROUNDS
 from reproduction.markdown import table
 
 
@@ -23,15 +22,6 @@ def overview(results: Results) -> str:
         lines = [[s, *(text(s, v) for v in variants)] for s in settings]
         return table(["setting", *variants], lines)
     return table(["variant", *settings], [[v, *(text(s, v) for s in settings)] for v in variants])
-
-
-def legend(results: Results) -> str:
-    """Return how to read the overview."""
-    return (
-        f"Accuracy on the test set in %, mean over the last {LAST_ROUNDS} rounds: mean ± standard "
-        "deviation over seeds (seeds). Bold: highest mean of the setting. ▲ and ▼: really above "
-        f"and below the control, `{results.control}`; no mark: within noise, or cannot be told."
-    )
 
 
 def _short(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""Claim by claim: what is said, what was measured, and a verdict by a rule written down before.
+"""Claim by claim: what is said, what was measured, and a verdict by a rule.
 
 A rule is a function; the second paragraph of its docstring is the rule in one sentence, and that
 is what the page shows.

@@ -1,26 +1,25 @@
 """Reading a stored study for a claim: values of cells, and differences between groups of them.
 
-Two arms, each a variant in a setting, are compared seed by seed. Several such pairs of arms are
-pooled over the seeds that all of them have, so that each counts alike, whichever was run further.
-Where no seed is common to all, cells are not run yet, and so is the whole comparison.
+Two arms, each a variant in a setting, are compared seed by seed, and several such pairs of arms
+are pooled (`pooling.py`). Where a pair has no seed, cells are not run yet, and so is the whole
+comparison.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from fedglimpse.report.analysis import final_accuracies
 from fedglimpse.stats.condense import Facts
-from fedglimpse.stats.difference import Difference, paired
 from fedglimpse.study import Study
+from reproduction.pooling import Pooled, Values, pool
 
 OURS = "glimpse"
 STAND_INS = {"hapt": "har"}  # data that is run in place of the paper's
 Arm = tuple[str, str | None]  # setting, variant; None: not known yet
-Values = dict[int, float]  # seed -> value
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,10 @@ class Evidence:
     def config(self, setting: str) -> Mapping[str, Any]:
         """Return the configuration of a setting's first cell."""
         return next(c.config for c in self.study.cells if c.setting == setting)
+
+    def data(self, setting: str) -> str:
+        """Return the data of a setting."""
+        return str(self.config(setting)["data.name"])
 
     def where(self, **keys: str) -> list[str]:
         """Return settings by partition, data or visibility."""
@@ -146,52 +149,44 @@ def contrast(
     evidence: Evidence,
     pairs: Sequence[tuple[Arm, Arm]],
     measure: Measure = final,
-    margins: float | Sequence[float] = 0.0,
-) -> Difference | None:
+    margin: float = 0.0,
+) -> Pooled | None:
     """Return first arms minus second arms minus margin, pooled; None where cells are missing."""
-    each = [margins] * len(pairs) if isinstance(margins, float) else margins
-    values = [(measure(evidence, a), measure(evidence, b)) for a, b in pairs]
-    seeds = shared([a.keys() & b.keys() for a, b in values])
-    ours: dict[tuple[int, int], float] = {}
-    theirs: dict[tuple[int, int], float] = {}
-    for i, ((a, b), margin) in enumerate(zip(values, each, strict=True)):
-        ours |= {(i, seed): a[seed] - margin for seed in seeds}
-        theirs |= {(i, seed): b[seed] for seed in seeds}
-    return paired(ours, theirs)
+    groups: dict[str, list[Values]] = {}
+    for first, second in pairs:
+        a, b = measure(evidence, first), measure(evidence, second)
+        gaps = {seed: a[seed] - b[seed] - margin for seed in a.keys() & b.keys()}
+        groups.setdefault(evidence.data(first[0]), []).append(gaps)
+    return pool(groups)
 
 
-def shared(seeds: Sequence[Collection[int]]) -> list[int]:
-    """Return the seeds that all have."""
-    return sorted(set.intersection(*map(set, seeds))) if seeds else []
-
-
-def above_level(evidence: Evidence, arm: Arm, level: float) -> Difference | None:
+def above_level(evidence: Evidence, arm: Arm, level: float) -> Pooled | None:
     """Return an arm's accuracy minus a fixed level; None where it has no seed."""
     values = final(evidence, arm)
-    return paired(values, dict.fromkeys(values, level))
+    return pool({evidence.data(arm[0]): [{s: v - level for s, v in values.items()}]})
 
 
 def over_strongest(
-    evidence: Evidence, settings: Sequence[str], margins: float = 0.0
-) -> Difference | None:
+    evidence: Evidence, settings: Sequence[str], margin: float = 0.0
+) -> Pooled | None:
     """Return our method minus the strongest baseline of each setting, pooled over settings."""
     pairs = [((s, OURS), (s, evidence.strongest(s))) for s in settings]
-    return contrast(evidence, pairs, final, margins)
+    return contrast(evidence, pairs, final, margin)
 
 
 def over_each_baseline(
-    evidence: Evidence, settings: Sequence[str], measure: Measure = final, margins: float = 0.0
-) -> dict[str, Difference | None]:
+    evidence: Evidence, settings: Sequence[str], measure: Measure = final, margin: float = 0.0
+) -> dict[str, Pooled | None]:
     """Return our method minus each baseline, pooled over settings."""
     return {
-        b: contrast(evidence, [((s, OURS), (s, b)) for s in settings], measure, margins)
+        b: contrast(evidence, [((s, OURS), (s, b)) for s in settings], measure, margin)
         for b in evidence.baselines
     }
 
 
 def under_each_baseline(
     evidence: Evidence, settings: Sequence[str], measure: Measure
-) -> dict[str, Difference | None]:
+) -> dict[str, Pooled | None]:
     """Return each baseline minus our method, pooled over settings: above zero, ours is lower."""
     return {
         b: contrast(evidence, [((s, b), (s, OURS)) for s in settings], measure)

@@ -1,9 +1,8 @@
 """All settings of a study together: every variant minus the control, seed by seed.
 
-One setting has few seeds, and its differences are corrected over the whole report. Pooled, every
-seed of every setting is one pair, which tells small differences that single settings cannot.
-Settings count alike: where some were run further, the table is of the largest block of settings
-and seeds that is whole.
+One setting has few seeds, and its differences are corrected over the whole report. Pooled, the
+luck of single settings averages out. Of each data set the largest block of settings and seeds that
+is whole counts, if it has two seeds: one seed shows no noise.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 
 from fedglimpse.report.numbers import interval
-from fedglimpse.stats.difference import Difference
 from fedglimpse.study import Study
-from reproduction.evidence import Evidence, Measure, contrast, early, final, proxy, shared, swing
+from reproduction.evidence import Evidence, Measure, contrast, early, final, proxy, swing
 from reproduction.markdown import paragraphs, table
+from reproduction.pooling import Pooled, shared
 from reproduction.shelf import Stored
 from reproduction.verdict import Verdict, above_zero
 
@@ -25,6 +24,9 @@ MEASURES: dict[str, Measure] = {
     "proxy score": proxy,
 }
 MARKS = {Verdict.HOLDS: " ▲", Verdict.FAILS: " ▼"}
+MATCHED = {  # study -> a second control, and the variants that like it do not average over time
+    "table1": ("fedavg", ("fedprox", "ha-edgeflow", "f3ast", "herd", "dpp", "oracle-balance")),
+}
 
 
 def pooled(stored: Stored) -> str:
@@ -32,19 +34,33 @@ def pooled(stored: Stored) -> str:
     control, study = stored.results.control, stored.study
     if control is None or len(study.settings) < 2:
         return ""
-    parts = [_table(study, control), _legend(control)]
-    if stored.tuned_on:
-        rest = [cell for cell in study.cells if cell.seed not in stored.tuned_on]
-        seeds = " and ".join(map(str, sorted(stored.tuned_on)))
-        parts += [
-            f"The same without seeds {seeds}, on which the recipe was chosen:",
-            _table(dataclasses.replace(study, cells=rest), control),
-        ]
-    return paragraphs(parts)
-
-
-def _table(study: Study, control: str) -> str:
     variants = [variant for variant in study.variants if variant != control]
+    parts = [f"Settings together, minus `{control}`:", _table(study, variants, control)]
+    if stored.name in MATCHED:
+        second, others = MATCHED[stored.name]
+        title = f"Those that do not average over time, minus `{second}`, which does not either:"
+        parts += [title, _table(study, list(others), second)]
+    return paragraphs([*parts, *_without_seeds_that_tuned(stored, variants, control)])
+
+
+def _without_seeds_that_tuned(stored: Stored, variants: list[str], control: str) -> list[str]:
+    """Show what is left without the seeds that chose the recipe, or say that nothing is."""
+    if not stored.tuned_on:
+        return []
+    study, seeds = stored.study, " and ".join(map(str, sorted(stored.tuned_on)))
+    rest = [cell for cell in study.cells if cell.seed not in stored.tuned_on]
+    if len({cell.seed for cell in rest}) < 2:
+        return [
+            f"By seeds {seeds} the recipe was chosen too, among runs of `fedavg` and on the proxy "
+            "score; without them one seed would be left."
+        ]
+    return [
+        f"Settings together, minus `{control}`, without seeds {seeds}, which chose the recipe:",
+        _table(dataclasses.replace(study, cells=rest), variants, control),
+    ]
+
+
+def _table(study: Study, variants: list[str], control: str) -> str:
     evidence = Evidence(study, {})
     columns = [_column(evidence, variants, control, measure) for measure in MEASURES.values()]
     rows = [[v, *cells] for v, *cells in zip(variants, *columns, strict=True)]
@@ -54,33 +70,32 @@ def _table(study: Study, control: str) -> str:
 def _column(evidence: Evidence, variants: list[str], control: str, measure: Measure) -> list[str]:
     differences = [_difference(evidence, variant, control, measure) for variant in variants]
     real = above_zero(differences)
-    return [
-        "not run yet" if d is None else f"{interval(d)}{MARKS.get(verdict, '')} ({d.pairs})"
-        for d, verdict in zip(differences, real, strict=True)
-    ]
+    return [_cell(d, verdict) for d, verdict in zip(differences, real, strict=True)]
 
 
-def _difference(
-    evidence: Evidence, variant: str, control: str, measure: Measure
-) -> Difference | None:
-    """Pool the settings that make up the largest block of settings and seeds."""
-    seeds = {
-        s: measure(evidence, (s, variant)).keys() & measure(evidence, (s, control)).keys()
-        for s in evidence.study.settings
-    }
-    blocks = [[s for s in seeds if seeds[s] >= some] for some in seeds.values() if some]
-    sizes = [(len(block) * len(shared([seeds[s] for s in block])), len(block)) for block in blocks]
-    if not blocks:
-        return None
-    block = blocks[sizes.index(max(sizes))]
-    return contrast(evidence, [((s, variant), (s, control)) for s in block], measure)
+def _cell(difference: Pooled | None, verdict: Verdict) -> str:
+    if difference is None:
+        return "not run yet"
+    seeds = "–".join(map(str, sorted(set(difference.seeds.values()))))
+    return f"{interval(difference)}{MARKS.get(verdict, '')} ({difference.settings} × {seeds})"
 
 
-def _legend(control: str) -> str:
-    return (
-        f"Settings together, in points: variant minus `{control}`, mean over pairs of runs that "
-        "share setting and seed, its bootstrap 95 % interval, and how many pairs. Where some "
-        "settings have more seeds than others, the largest whole block of settings and seeds "
-        "counts. ▲ and ▼: really above and below, corrected over the column. A smaller swing is "
-        "better. What is tuned is tuned on the proxy score."
-    )
+def _difference(evidence: Evidence, variant: str, control: str, measure: Measure) -> Pooled | None:
+    """Pool the largest block of each data set; data with one seed only where all have one."""
+    found: dict[str, dict[str, set[int]]] = {}  # data -> setting -> seeds
+    for s in evidence.study.settings:
+        seeds = measure(evidence, (s, variant)).keys() & measure(evidence, (s, control)).keys()
+        if seeds:
+            found.setdefault(evidence.data(s), {})[s] = set(seeds)
+    blocks = [_largest_block(seeds) for seeds in found.values()]
+    if any(count > 1 for _, count in blocks):
+        blocks = [(block, count) for block, count in blocks if count > 1]
+    settings = [s for block, _ in blocks for s in block]
+    return contrast(evidence, [((s, variant), (s, control)) for s in settings], measure)
+
+
+def _largest_block(seeds: dict[str, set[int]]) -> tuple[list[str], int]:
+    """Return the settings of the largest whole block, of two seeds if any is, and its seeds."""
+    blocks = [[s for s in seeds if seeds[s] >= some] for some in seeds.values()]
+    counted = [(block, len(shared([seeds[s] for s in block]))) for block in blocks]
+    return max(counted, key=lambda one: (one[1] > 1, len(one[0]) * one[1], len(one[0])))

@@ -68,7 +68,7 @@ def context_saturates(evidence: Evidence) -> Finding:
     there = _everywhere(evidence, lengths[longest], lengths[useful])
     back = [(b, a) for a, b in there]
     found = contrast(evidence, there)
-    verdict = above_zero([contrast(evidence, back, margins=-NOTICEABLE)])[0]
+    verdict = above_zero([contrast(evidence, back, margin=-NOTICEABLE)])[0]
     return Finding(verdict, f"{lengths[useful]} to {lengths[longest]}: {points(found)}")
 
 

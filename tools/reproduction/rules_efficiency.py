@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from statistics import fmean
 
 from fedglimpse.report.analysis import spent
 from fedglimpse.stats.censored import Saving, Spent, saving
-from fedglimpse.stats.difference import Difference, paired
-from reproduction.evidence import OURS, Evidence, over_strongest, shared
+from reproduction.evidence import OURS, Evidence, over_strongest
+from reproduction.pooling import Pooled, Values, pool
 from reproduction.verdict import Finding, Verdict, above_zero, all_of, counts, points, reaches
 
 SERVER_BASELINES = ("fedawac", "ha-edgeflow")  # the paper compares server FLOPs with these alone
@@ -26,8 +25,8 @@ SERVER_BASELINES = ("fedawac", "ha-edgeflow")  # the paper compares server FLOPs
 class Average:
     """Savings averaged over baselines, one value for each seed of each setting."""
 
-    share: Difference  # above zero
-    beyond: Difference  # above the published share
+    share: Pooled  # above zero
+    beyond: Pooled  # above the published share
     bounds: frozenset[str]
 
     @property
@@ -71,15 +70,17 @@ def average_saving(
     baselines: Sequence[str],
     published: float = 0.0,
 ) -> Average | None:
-    """Return savings until the settings' targets, over the seeds that all of them have, if any."""
-    found = [_savings(evidence, setting, measure, baselines) for setting in settings]
-    shares: dict[tuple[int, int], float] = {}
+    """Return savings until the targets, pooled over settings; None where one is not run."""
     bounds: set[str] = set()
-    for (i, savings), seed in product(enumerate(found), shared(found)):
-        shares[i, seed] = fmean(one.share for one in savings[seed])
-        bounds |= {one.bound for one in savings[seed]}
-    share = paired(shares, dict.fromkeys(shares, 0.0))
-    beyond = paired(shares, dict.fromkeys(shares, published))
+    ours, theirs = dict[str, list[Values]](), dict[str, list[Values]]()
+    for setting in settings:
+        found = _savings(evidence, setting, measure, baselines)
+        shares = {seed: fmean(one.share for one in each) for seed, each in found.items()}
+        bounds |= {one.bound for each in found.values() for one in each}
+        data = evidence.data(setting)
+        ours.setdefault(data, []).append(shares)
+        theirs.setdefault(data, []).append({s: share - published for s, share in shares.items()})
+    share, beyond = pool(ours), pool(theirs)
     if share is None or beyond is None:
         return None
     return Average(share, beyond, frozenset(bounds))
@@ -90,8 +91,7 @@ def _saves(evidence: Evidence, partition: str, measure: str, baselines: Sequence
     found = average_saving(evidence, settings, measure, baselines, evidence.share)
     if found is None:
         return Finding(Verdict.NOT_RUN, "–")
-    real, short = above_zero([found.share, found.beyond])
-    return Finding(found.carries(reaches(real, short, found.beyond)), found.text)
+    return Finding(found.carries(reaches(found.share, found.beyond)), found.text)
 
 
 def saves_uplink_under_dirichlet(evidence: Evidence) -> Finding:

@@ -6,8 +6,8 @@ from statistics import fmean
 
 from fedglimpse.report.analysis import Row, analyse, config_of
 from fedglimpse.report.numbers import interval
-from fedglimpse.stats.difference import Difference, paired
-from reproduction.evidence import OURS, Evidence, Values, contrast, final, over_each_baseline
+from reproduction.evidence import OURS, Evidence, contrast, final, over_each_baseline
+from reproduction.pooling import Pooled, Values, pool
 from reproduction.verdict import (
     Finding,
     Verdict,
@@ -38,19 +38,18 @@ def recipe_matters_more(evidence: Evidence) -> Finding:
     and the gap is really smaller, else cannot be told; best and worst are chosen by the other
     seeds, so that luck does not widen the gap.
     """
-    gaps: dict[tuple[int, int], float] = {}
-    gains: dict[tuple[int, int], float] = {}
-    for i, setting in enumerate(evidence.study.settings):
-        found = _gaps(evidence, setting)
-        if not found:
-            return Finding(Verdict.NOT_RUN, "–")
-        gaps |= {(i, seed): gap for seed, gap in found.items()}
-        gains |= {(i, seed): evidence.published_gain(setting) or 0.0 for seed in found}
-    verdict = above_zero([paired(gaps, gains)])[0]
+    gaps, beyond, gains = dict[str, list[Values]](), dict[str, list[Values]](), list[float]()
+    for setting in evidence.study.settings:
+        found, published = _gaps(evidence, setting), evidence.published_gain(setting) or 0.0
+        data = evidence.data(setting)
+        gaps.setdefault(data, []).append(found)
+        beyond.setdefault(data, []).append({s: gap - published for s, gap in found.items()})
+        gains.append(published)
+    verdict = above_zero([pool(beyond)])[0]
     if verdict is Verdict.FAILS and evidence.study.count("finished") < len(evidence.study.cells):
         verdict = Verdict.NOT_RUN
-    said = f"best minus worst {points(paired(gaps, dict.fromkeys(gaps, 0.0)))}"
-    return Finding(verdict, f"{said}; the paper's gain {100 * fmean(gains.values()):.1f} points")
+    said = f"best minus worst {points(pool(gaps))}"
+    return Finding(verdict, f"{said}; the paper's gain {100 * fmean(gains):.1f} points")
 
 
 def _gaps(evidence: Evidence, setting: str) -> Values:
@@ -79,7 +78,8 @@ def adam_explains_the_figures(evidence: Evidence) -> Finding:
     above = over_each_baseline(evidence, settings)
     above[control] = contrast(evidence, [((s, OURS), (s, control)) for s in settings])
     verdict = all_of([*near, *above_zero(list(above.values()))])
-    said = f"{near.count(Verdict.HOLDS)} of {len(near)} figures are near"
+    run = len(near) - near.count(Verdict.NOT_RUN)
+    said = f"{near.count(Verdict.HOLDS)} of {run} figures are near, {len(near) - run} not run"
     return Finding(verdict, f"{said}; glimpse over others, {smallest(above)}")
 
 
@@ -186,7 +186,7 @@ def proof_mends_the_harm(evidence: Evidence) -> Finding:
     return Finding(verdict, f"{said}; leaning over {control} {points(leaning)}")
 
 
-def _pooled(evidence: Evidence, variant: str, other: str, margin: float = 0.0) -> Difference | None:
+def _pooled(evidence: Evidence, variant: str, other: str, margin: float = 0.0) -> Pooled | None:
     pairs = [((s, variant), (s, other)) for s in evidence.study.settings]
     return contrast(evidence, pairs, final, margin)
 
@@ -195,24 +195,19 @@ def choosing_is_worth_little(evidence: Evidence) -> Finding:
     """Whether a choice pays once everybody averages over time.
 
     Holds if for each variant the whole interval of its difference to the control, pooled over
-    settings, lies below one point, does not hold if that of one lies above, else cannot be told;
-    fewer settings than planned: not run.
+    settings, lies below one point, does not hold if one is really above one point, else cannot be
+    told; fewer settings than planned: not run.
     """
-    settings, control = evidence.study.settings, str(evidence.study.control)
-    found = {
-        v: contrast(evidence, [((s, v), (s, control)) for s in settings])
-        for v in evidence.study.variants
-        if v != control
-    }
-    each = [_below(difference, POINT) for difference in found.values()]
+    control = str(evidence.study.control)
+    variants = [v for v in evidence.study.variants if v != control]
+    found = {v: _pooled(evidence, v, control) for v in variants}
+    beyond = above_zero([_pooled(evidence, v, control, margin=POINT) for v in variants])
+    each = [_little(d, above) for d, above in zip(found.values(), beyond, strict=True)]
     return Finding(all_of(each), largest(found))
 
 
-def _below(difference: Difference | None, limit: float) -> Verdict:
-    if difference is None:
-        return Verdict.NOT_RUN
-    if difference.low is None or difference.high is None:
-        return Verdict.UNTOLD
-    if difference.low > limit:
-        return Verdict.FAILS
-    return Verdict.HOLDS if difference.high < limit else Verdict.UNTOLD
+def _little(difference: Pooled | None, above_limit: Verdict) -> Verdict:
+    if difference is None or above_limit is Verdict.HOLDS:
+        return Verdict.NOT_RUN if difference is None else Verdict.FAILS
+    below = difference.high is not None and difference.high < POINT
+    return Verdict.HOLDS if below else Verdict.UNTOLD

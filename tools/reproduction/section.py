@@ -1,4 +1,4 @@
-"""The section of one study: accuracy, costs, participation, and what is missing."""
+"""A study at a glance and what is missing of it; and each of its settings in detail."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from reproduction.markdown import folded, paragraphs
 from reproduction.pooled import pooled
 from reproduction.shelf import Stored
 from reproduction.unfinished import not_finished, reason
+
+DETAILS = "reproduction-settings.md"  # beside the page of the sections
 
 
 def section(stored: Stored) -> str:
@@ -19,15 +21,20 @@ def section(stored: Stored) -> str:
         [
             f"What is tested: {study.claim}",
             accuracy.overview(stored.results),
-            accuracy.legend(stored.results),
             pooled(stored),
             departures if stored.departures else "",
             _lent(stored),
-            *(_setting(stored, setting) for setting in study.settings),
-            costs.legend(),
+            f"Each setting, its costs and who took part: [{stored.name}]({DETAILS}#{stored.name}).",
             not_finished(stored.name, study),
         ]
     )
+
+
+def settings(stored: Stored) -> str:
+    """Return differences, costs to target and participation, setting by setting."""
+    if not stored.begun:
+        return "Not run yet."
+    return paragraphs([*(_setting(stored, s) for s in stored.study.settings), costs.legend()])
 
 
 def _lent(stored: Stored) -> str:

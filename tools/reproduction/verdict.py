@@ -1,17 +1,18 @@
 """What can be said of a claim, from differences that are real or are not.
 
-A difference is real by the report's own rule: its bootstrap 95 % interval leaves out zero, and the
-t-test stays below 0.05 after Holm's correction, here over the differences that one claim needs.
+A difference is real if its 95 % interval leaves out zero and its test stays below 0.05 after Holm's
+correction, here over the differences that one claim needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from fedglimpse.report.numbers import interval
-from fedglimpse.stats.difference import Difference, holm
+from fedglimpse.stats.difference import holm
+from reproduction.pooling import Pooled
 
 
 class Verdict(StrEnum):
@@ -31,13 +32,13 @@ class Finding:
     measured: str
 
 
-def above_zero(differences: Sequence[Difference | None]) -> list[Verdict]:
+def above_zero(differences: Sequence[Pooled | None]) -> list[Verdict]:
     """Say of each difference whether it is really above zero; None: its cells are missing."""
     adjusted = holm([None if d is None else d.p for d in differences])
     return [_sign(d, p) for d, p in zip(differences, adjusted, strict=True)]
 
 
-def _sign(difference: Difference | None, p: float | None) -> Verdict:
+def _sign(difference: Pooled | None, p: float | None) -> Verdict:
     if difference is None:
         return Verdict.NOT_RUN
     if difference.verdict(p) != "real":
@@ -70,26 +71,39 @@ def at_least(count: int, verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict.NOT_RUN if Verdict.NOT_RUN in verdicts else Verdict.UNTOLD
 
 
-def reaches(gain: Verdict, beyond: Verdict, difference: Difference | None) -> Verdict:
+def reaches(gain: Pooled | None, beyond: Pooled | None) -> Verdict:
     """Judge a gain of a published size: real, with an interval that reaches that size.
 
-    With few pairs a gain is seldom really smaller than any size; that alone must not carry it.
+    With few seeds a gain is seldom really smaller than any size; that alone must not carry it. Each
+    test carries one verdict alone, so neither is corrected for the other.
 
     Args:
-        gain: whether ours minus theirs is above zero.
-        beyond: whether the same minus the published gain is.
-        difference: the same minus the published gain.
+        gain: ours minus theirs.
+        beyond: the same minus the published gain.
     """
-    if beyond is Verdict.FAILS or gain is not Verdict.HOLDS or difference is None:
-        return Verdict.FAILS if beyond is Verdict.FAILS else gain
-    return Verdict.UNTOLD if difference.high is None or difference.high < 0 else gain
+    (real,), (larger,) = above_zero([gain]), above_zero([beyond])
+    if larger is Verdict.FAILS or real is not Verdict.HOLDS or beyond is None:
+        return Verdict.FAILS if larger is Verdict.FAILS else real
+    return Verdict.UNTOLD if beyond.high is None or beyond.high < 0 else real
 
 
-def points(difference: Difference | None, unit: str = "points") -> str:
-    """Write a difference with its interval and the number of pairs behind it."""
+def points(difference: Pooled | None, unit: str = "points") -> str:
+    """Write a difference with its interval and the settings and seeds behind it."""
     if difference is None:
         return "–"
-    return f"{interval(difference)} {unit} ({difference.pairs} pairs)"
+    seeds, settings = difference.seeds, difference.settings
+    some = ", ".join(f"{data} {_seeds([n])}" for data, n in seeds.items())
+    behind = some if len(set(seeds.values())) > 1 else _seeds(seeds.values())
+    behind = behind if settings == 1 else f"{settings} settings, {behind}"
+    text = f"{interval(difference)} {unit} ({behind})"
+    if difference.told is not None:
+        alone = " and ".join(difference.told.seeds)
+        text += f", {alone} alone {interval(difference.told)}"
+    return text
+
+
+def _seeds(counts: Collection[int]) -> str:
+    return "1 seed" if max(counts) == 1 else f"{max(counts)} seeds"
 
 
 def counts(verdicts: Sequence[Verdict]) -> str:
@@ -104,20 +118,22 @@ def counts(verdicts: Sequence[Verdict]) -> str:
     return f"{', '.join(said)} of {len(verdicts)} settings"
 
 
-def smallest(differences: dict[str, Difference | None], unit: str = "points") -> str:
+def smallest(differences: dict[str, Pooled | None], unit: str = "points") -> str:
     """Write the least favourable of several differences, with its name."""
     return _extreme("smallest", differences, unit)
 
 
-def largest(differences: dict[str, Difference | None], unit: str = "points") -> str:
+def largest(differences: dict[str, Pooled | None], unit: str = "points") -> str:
     """Write the largest of several differences, with its name."""
     return _extreme("largest", differences, unit)
 
 
-def _extreme(which: str, differences: dict[str, Difference | None], unit: str) -> str:
+def _extreme(which: str, differences: dict[str, Pooled | None], unit: str) -> str:
     known = {name: d for name, d in differences.items() if d is not None}
     if not known:
         return "–"
     sign = 1 if which == "smallest" else -1
     name = min(known, key=lambda n: sign * known[n].mean)
-    return f"{which}: {name} {points(known[name], unit)}"
+    text = f"{which}: {name} {points(known[name], unit)}"
+    missing = [name for name in differences if name not in known]
+    return f"{text}; not in all settings yet: {', '.join(missing)}" if missing else text

@@ -1,0 +1,93 @@
+"""Pooling over settings: seeds are what repeats, settings count alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from fedglimpse import rng
+from reproduction.pooling import Values, pool, shared
+
+
+def of(*values: float) -> Values:
+    return dict(enumerate(values))
+
+
+def test_one_setting_is_the_paired_t_test() -> None:
+    values = [0.3, 0.1, 0.4, 0.2]
+    found, theirs = pool({"digits": [of(*values)]}), stats.ttest_1samp(values, 0.0)
+    assert found is not None
+    low, high = theirs.confidence_interval(0.95)
+    assert (found.low, found.high, found.p) == pytest.approx((low, high, theirs.pvalue))
+    assert (found.mean, found.pairs, found.settings) == (pytest.approx(0.25), 4, 1)
+
+
+def test_the_same_setting_twice_tells_no_more_than_once() -> None:
+    once, twice = (pool({"digits": [of(0.3, 0.1, 0.4)] * times}) for times in (1, 2))
+    assert once is not None
+    assert twice is not None
+    assert (twice.low, twice.high, twice.p) == pytest.approx((once.low, once.high, once.p))
+
+
+def test_settings_count_alike() -> None:
+    found = pool({"a": [of(1.0, 1.2), of(3.0, 3.2)], "b": [of(8.0, 8.2, 8.4)]})
+    assert found is not None
+    assert found.mean == pytest.approx((1.1 + 3.1 + 8.2) / 3)
+    assert found.seeds == {"a": 2, "b": 3}
+    assert found.pairs == 7
+
+
+def test_two_data_sets_alike_are_welchs_test() -> None:
+    a, b = [0.3, 0.1, 0.4, 0.2], [0.5, 0.0, 0.7]
+    found = pool({"a": [of(*a)], "b": [of(*b)]})
+    theirs = stats.ttest_ind(a, [-x for x in b], equal_var=False)  # (mean a + mean b) of zero
+    assert found is not None
+    assert found.p == pytest.approx(theirs.pvalue)
+
+
+def test_one_seed_tells_nothing_and_the_rest_is_told_apart() -> None:
+    found = pool({"a": [of(1.0)], "b": [of(0.1, 0.2)]})
+    assert found is not None
+    assert (found.low, found.high, found.p) == (None, None, None)
+    assert found.told == pool({"b": [of(0.1, 0.2)]})
+    alone = pool({"a": [of(1.0)]})
+    assert alone is not None
+    assert alone.told is None
+
+
+def test_a_setting_that_was_not_run_leaves_nothing() -> None:
+    assert pool({}) is None
+    assert pool({"a": [of(1.0, 2.0), {}]}) is None
+    assert pool({"a": [{0: 1.0}, {1: 1.0}]}) is None
+    assert shared([[0, 1, 2], [2, 1]]) == [1, 2]
+    assert shared([]) == []
+
+
+@pytest.mark.parametrize(("value", "p"), [(0.0, 1.0), (0.1, 2.0**-3)])
+def test_differences_that_are_all_the_same_are_judged_by_their_signs(
+    value: float, p: float
+) -> None:
+    found = pool({"a": [of(value, value)], "b": [of(value, value)]})
+    assert found is not None
+    assert found.p == pytest.approx(p)
+    assert found.low == found.high == pytest.approx(value)
+
+
+@pytest.mark.parametrize("common", [0.0, 1.0, 3.0])
+def test_intervals_cover_however_much_settings_of_a_seed_share(common: float) -> None:
+    """Four settings of two data sets, five seeds: about 95 % of intervals hold the truth."""
+    draws = rng.generator(0, "test", int(common))
+    covered, times = 0, 2000
+    for _ in range(times):
+        groups = {}
+        for data in ("a", "b"):
+            seed_effect = common * torch.randn(5, generator=draws)
+            rows = seed_effect + torch.randn(4, 5, generator=draws)
+            groups[data] = [of(*row.tolist()) for row in rows]
+        found = pool(groups)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= 0 <= found.high
+    assert 0.935 <= covered / times <= 0.975
