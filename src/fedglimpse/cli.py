@@ -17,9 +17,10 @@ from fedglimpse.commands.data import app as data_app
 from fedglimpse.commands.data import data_status
 from fedglimpse.commands.flower import app as flower_app
 from fedglimpse.commands.interrupts import run_with_signals
+from fedglimpse.commands.notices import SaysFirst, without_effect
 from fedglimpse.commands.plain import PlainCommand, WordsCommand
 from fedglimpse.commands.report import report
-from fedglimpse.commands.resume import NEW_RUN, SaysNew, holds_run, resumed_config
+from fedglimpse.commands.resume import NEW_RUN, holds_run, resumed_config
 from fedglimpse.commands.sweep import sweep
 from fedglimpse.commands.theory import theory
 from fedglimpse.compare import check_target, default_target, markdown, row_of
@@ -82,7 +83,9 @@ def run_command(
         config = resumed_config(folder, named=out is not None)
     told = listener(quiet)
     if resume and not holds_run(folder):
-        told = SaysNew(told, folder)
+        told = SaysFirst(told, f"{folder}: {NEW_RUN}")
+    if ignored := without_effect(config, settings):
+        told = SaysFirst(told, ignored)
     if profile:
         told = Profiled(told, folder, config.rounds)
     again = ["run", "--out", str(folder), "--resume"]

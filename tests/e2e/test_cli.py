@@ -213,6 +213,16 @@ def test_a_comparison_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+def test_settings_of_an_agent_that_is_not_there_are_named(tmp_path: Path) -> None:
+    words = ("agent.lr=0.1", "agent.prove=true", "rounds=1", "--quiet")
+    done = call("run", "method=fedavg", *words, cwd=tmp_path)
+    assert done.returncode == 0
+    said = "agent.lr, agent.prove have no effect with method=fedavg: only method=glimpse"
+    assert done.stderr.startswith(said)
+    done = call("run", "method=glimpse", *words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_resuming_nothing_is_said(tmp_path: Path) -> None:
     done = call("run", "--resume", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stdout

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import typer
 
 from fedglimpse.config import Config
 from fedglimpse.errors import UserError
-from fedglimpse.progress import Listener
 from fedglimpse.records import stored_config
 
 NEW_RUN = "nothing there to resume: a new run begins"
@@ -39,24 +34,3 @@ def resumed_config(folder: Path, named: bool) -> Config:
         f"{where} {what}, so there is nothing to resume: name the folder of a run{fix}, or give "
         "settings to begin one."
     )
-
-
-class SaysNew:
-    """Passes everything on to another listener, once it has said that nothing is resumed."""
-
-    def __init__(self, inner: Listener, folder: Path) -> None:
-        """Get ready to name `folder`."""
-        self.inner, self.folder = inner, folder
-
-    def begin(self, name: str, done: int, total: int) -> None:
-        """Say it: all that can be wrong with the run has been found by now."""
-        typer.echo(f"{self.folder}: {NEW_RUN}", err=True)
-        self.inner.begin(name, done, total)
-
-    def round(self, records: Sequence[dict[str, Any]]) -> None:
-        """Pass it on."""
-        self.inner.round(records)
-
-    def end(self) -> None:
-        """Pass it on."""
-        self.inner.end()
