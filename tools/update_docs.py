@@ -249,6 +249,8 @@ def updated(name: str) -> tuple[Path, str]:
     path = ROOT / place
     before, begin, rest = path.read_text().partition(f"<!-- {name}:begin -->")
     _, end, after = rest.partition(f"<!-- {name}:end -->")
+    if not (begin and end):
+        sys.exit(f"{path} has no place for table '{name}': write <!-- {name}:begin --> and :end.")
     return path, f"{before}{begin}\n{make()}\n{end}{after}"
 
 
