@@ -41,7 +41,8 @@ ALLOWED = {
         "methods", "needs", "nets", "records", "rl", "rng", "sim", "sketch", "summary", "types",
         "validate", "version",
     },
-    "stats": {"compare", "rng", "summary"},
+    "student": set(),
+    "stats": {"compare", "rng", "student", "summary"},
     "study": {
         "builder", "config", "configure", "data", "errors", "records", "stats", "summary",
         "version",

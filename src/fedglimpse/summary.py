@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from scipy.stats import t as student
+from fedglimpse.student import half_width
 
 LAST_ROUNDS = 50  # the paper's: accuracy is the mean over the last 50 rounds
 COSTS = ("uplink_bytes", "downlink_bytes", "client_flops", "server_flops")
@@ -28,8 +28,8 @@ class Estimate:
         if len(values) < 2:
             return Estimate(mean(values), None, None)
         spread = stdev(values)
-        quantile = float(student.ppf(0.975, len(values) - 1))
-        return Estimate(mean(values), quantile * spread / math.sqrt(len(values)), spread)
+        width = half_width(spread / math.sqrt(len(values)), len(values) - 1)
+        return Estimate(mean(values), width, spread)
 
     def text(self, scale: float = 100, digits: int = 1) -> str:
         """Return `mean ± half width`, scaled."""

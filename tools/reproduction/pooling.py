@@ -14,9 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from scipy import stats
-
 from fedglimpse.stats.difference import SAME, Difference
+from fedglimpse.student import half_width, p_of_zero
 
 Values = dict[int, float]  # seed -> value
 
@@ -65,9 +64,8 @@ def _noise(
     freedom = error**2 / sum(
         e**2 / (len(values) - 1) for e, (_, values) in zip(errors, parts, strict=True)
     )
-    width = float(stats.t.ppf(0.975, freedom)) * math.sqrt(error)
-    p = 2 * float(stats.t.sf(abs(middle) / math.sqrt(error), freedom))
-    return middle - width, middle + width, p
+    width = half_width(math.sqrt(error), freedom)
+    return middle - width, middle + width, p_of_zero(middle, math.sqrt(error), freedom)
 
 
 def shared(seeds: Sequence[Collection[int]]) -> list[int]:

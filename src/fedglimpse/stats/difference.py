@@ -26,10 +26,10 @@ from statistics import mean, stdev
 from typing import TypeVar
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from fedglimpse import rng
+from fedglimpse.student import half_width, p_of_zero
 
 LEVEL = 0.05  # chance of calling noise real, over all comparisons of a family together
 RESAMPLES = 20_000
@@ -102,7 +102,7 @@ def _p_of_zero(differences: Sequence[float]) -> float:
     n, middle, spread = len(differences), mean(differences), stdev(differences)
     if spread <= SAME * max(1.0, abs(middle)):
         return 1.0 if abs(middle) <= SAME else 2.0 ** (1 - n)
-    return 2 * float(stats.t.sf(abs(middle) / (spread / math.sqrt(n)), n - 1))
+    return p_of_zero(middle, spread / math.sqrt(n), n - 1)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def against_published(ours: Sequence[float], theirs: Published) -> Difference:
     if error <= SAME**2:
         return Difference(gap, None, None, None, n)
     freedom = error**2 / (ours_error**2 / (n - 1) + their_error**2 / (theirs.seeds - 1))
-    width = float(stats.t.ppf(0.975, freedom)) * math.sqrt(error)
-    p = 2 * float(stats.t.sf(abs(gap) / math.sqrt(error), freedom))
+    width = half_width(math.sqrt(error), freedom)
+    p = p_of_zero(gap, math.sqrt(error), freedom)
     return Difference(gap, gap - width, gap + width, p, n)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 import torch
-from scipy.stats import rankdata
+from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.summary import Estimate
@@ -35,9 +35,16 @@ class Correlation:
     leaving_one_out: tuple[float, float]  # range of `of_methods` without one of the methods
 
 
+def _ranks(values: Sequence[float]) -> Tensor:
+    """Return the place of each value, from 1; equal ones share the mean of theirs."""
+    numbers = torch.tensor(values, dtype=torch.float64)
+    _, groups, sizes = numbers.unique(return_inverse=True, return_counts=True)
+    return (sizes.cumsum(0) - (sizes - 1) / 2.0)[groups].double()
+
+
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the correlation of ranks, ties sharing theirs; 0 where one side is constant."""
-    x, y = (torch.from_numpy(rankdata(v)).double() for v in (a, b))
+    x, y = _ranks(a), _ranks(b)
     x, y = x - x.mean(), y - y.mean()
     scale = float(x.norm() * y.norm())
     return float(x @ y) / scale if scale else 0.0
@@ -45,7 +52,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 def shuffled_p(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the two-sided p-value of `spearman` under random pairings of `a` and `b`."""
-    x, y = (torch.from_numpy(rankdata(v)).double() for v in (a, b))
+    x, y = _ranks(a), _ranks(b)
     x, y = x - x.mean(), y - y.mean()
     draw = rng.generator(0, "theory-shuffles", len(x))
     orders = torch.rand(SHUFFLES, len(x), generator=draw).argsort(1)
