@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -121,3 +123,33 @@ def test_a_file_without_permission_is_named(
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(UserError, match=r"a\.toml cannot be read \(Permission denied\)"):
         config.load(tmp_path / "a.toml")
+
+
+@dataclass(frozen=True)
+class Fields:
+    mode: Literal["a", "b"] = "a"
+    sizes: list[int] = field(default_factory=list)
+    anything: Any = None
+    odd: complex = 1j
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mode", "b"), ("sizes", [1, 2]), ("anything", "x"), ("anything", [1])]
+)
+def test_options_may_be_words_of_a_list_lists_or_anything(name: str, value: Any) -> None:
+    found = config.options_of(Fields, config.resolve({f"options.{name}": value}))
+    assert getattr(found, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("mode", "c", "options.mode='c' is unknown: use one of a, b"),
+        ("sizes", 3, "options.sizes=3 must be a list"),
+        ("sizes", [1.5], "options.sizes=1.5 must be a whole number"),
+        ("odd", 1, "options.odd is a field of .*complex.*, which nobody can set"),
+    ],
+)
+def test_other_options_are_one_sentence(name: str, value: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        config.options_of(Fields, config.resolve({f"options.{name}": value}))

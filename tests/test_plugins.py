@@ -80,8 +80,16 @@ def test_errors_of_users_code_have_their_place(here: Path) -> None:
         load_callable("own_code:refuses", "method")(3)
 
 
-def test_errors_of_ours_stay_what_they_are(here: Path) -> None:
-    with pytest.raises(TypeError) as caught:
+def test_what_their_code_calls_in_ours_fails_at_their_line(here: Path) -> None:
+    with pytest.raises(UserError, match=r"TypeError: .*\(own_code.py:14\); mend it"):
         load_callable("own_code:ours", "method")(3)
+
+
+def test_errors_of_ours_stay_what_they_are(here: Path) -> None:
+    found = load_callable("own_code:build", "method")
+    script = sys.modules["own_code"].__dict__  # it calls us, and we do not call it
+    with pytest.raises(TypeError) as caught:
+        eval("load(3)", script)
     assert users_fault(caught.value) is None
     assert users_fault(ValueError("never raised")) is None
+    assert found(3) == 3

@@ -104,6 +104,19 @@ def test_a_checkpoint_of_another_version_is_refused(
     assert len(folder.read()) == 1
 
 
+def test_a_run_of_another_version_is_not_mixed_with_this_one(tmp_path: Path) -> None:
+    folder, _ = opened(tmp_path / "r")
+    folder.append([{"round": 0}])
+    folder.save({})
+    there = json.loads(folder.environment.read_text())
+    folder.environment.write_text(json.dumps({**there, "fedglimpse": "0.0.9"}))
+    with pytest.raises(UserError, match=r"begun by version 0\.0\.9 and this is .*: continue it"):
+        opened(tmp_path / "r", resume=True)
+    assert json.loads(folder.environment.read_text())["fedglimpse"] == "0.0.9"
+    folder.finish({})  # what is finished is not mixed any more
+    opened(tmp_path / "r", resume=True)
+
+
 def test_a_full_disk_is_one_sentence_and_keeps_the_old_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

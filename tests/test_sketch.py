@@ -153,3 +153,10 @@ def test_bad_arguments() -> None:
     sketch: Sketch = CountSketch(10)
     with pytest.raises(ValueError, match="rows have 9 floats"):
         sketch(torch.zeros(9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_models_of_other_floats_are_sketched_too(dtype: torch.dtype) -> None:
+    sketch = GaussianSketch(SIZE, 8)
+    wide = rows(3).to(dtype)
+    assert torch.equal(sketch(wide), sketch(wide.float()))

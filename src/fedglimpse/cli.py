@@ -127,6 +127,8 @@ def compare(
             f"compare was given {len(methods)} methods: name at least two, such as "
             "fedglimpse compare fedavg fedavg-window."
         )
+    if given := next((word for word in settings if word.startswith("method=")), None):
+        raise UserError(f"compare has {given} beside {', '.join(methods)}: name methods as words.")
     check_target(target)
     configs = [load_config(files, settings_of(name, settings)) for name in methods]
     folders = [out / name.replace(":", "_") for name in methods]

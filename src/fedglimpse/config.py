@@ -106,7 +106,7 @@ class RewardConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig(AgentConfig):
-    """`agent.*`: how a method that learns sees, scores and learns; see `rl/config.py`."""
+    """`agent.*`: how `glimpse` sees, scores and learns; see `rl/config.py`."""
 
     save: str = ""  # write the trained policy there at the end; one file for each seed
     load: str = ""  # start from that policy; with agent.frozen=true use it as it is
@@ -114,7 +114,7 @@ class LearnerConfig(AgentConfig):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """`engine.*`: where and how it is computed; results do not depend on it."""
+    """`engine.*`: where and how it is computed; results depend on it by rounding alone."""
 
     device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1
     precision: str = "fp32"  # of matrix products; tf32 and bf16 only on a GPU

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedglimpse.config import Config, flatten
 from fedglimpse.errors import UserError, nearest
@@ -124,11 +124,18 @@ def _fill(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """Return `value` as the type of the field, or raise UserError."""
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
+    if (kind := get_origin(hint) or hint) in (tuple, list):
+        inner = next(iter(get_args(hint)), Any)
         if isinstance(value, list | tuple):
-            return tuple(_typed(name, v, inner) for v in value)
+            return kind(_typed(name, v, inner) for v in value)
         raise UserError(f"{name}={value!r} must be a list, such as {name}=[0,1].")
+    if get_origin(hint) is Literal:
+        if value in get_args(hint):
+            return value
+        known = ", ".join(map(str, get_args(hint)))
+        raise UserError(f"{name}={value!r} is unknown: use one of {known}.")
+    if hint is Any:
+        return value
     if get_origin(hint) in (Union, UnionType):
         if type(value) in get_args(hint):
             return value
@@ -140,4 +147,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             raise UserError(f"{name}={value} must be a finite number.")
         return value
     wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    if hint not in wanted:
+        told = "numbers, words, true or false, lists of these or Literal"
+        raise UserError(f"{name} is a field of {hint}, which nobody can set: have {told}.")
     raise UserError(f"{name}={value!r} must be {wanted[hint]}.")

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from fedglimpse.errors import UserError
@@ -129,15 +130,24 @@ def _here() -> Iterator[None]:
 def users_fault(error: BaseException) -> str | None:
     """Return what a user's own code raised and where; None for an error that is not theirs.
 
-    The innermost frame decides, but for those of other libraries, which either may have called.
+    Theirs is also what fails in ours when their code calls it, such as a helper that was given
+    something else: the innermost frame of theirs is named. But a script that calls us, and is not
+    called by us, has no part in what fails in ours.
     """
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package == _OURS:
-            return None
+    walked = reversed(list(traceback.walk_tb(error.__traceback__)))
+    frames = [(frame, line, _package(frame)) for frame, line in walked]
+    for i, (frame, line, package) in enumerate(frames):
         if package in _users:
+            inside = any(inner == _OURS for _, _, inner in frames[:i])
+            called_by_us = any(outer == _OURS for _, _, outer in frames[i + 1 :])
+            if inside and not called_by_us:
+                return None
             return _sentence(error, frame.f_code.co_filename, line)
     return None
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _import(module_name: str, asked: str) -> Any:

@@ -27,6 +27,7 @@ from fedglimpse.checkpoint import Checkpoint, settle
 from fedglimpse.config import Config
 from fedglimpse.configure import build, read_toml
 from fedglimpse.errors import UserError
+from fedglimpse.inputs import changed_input, inputs_of
 from fedglimpse.lock import SUFFIX as LOCK
 from fedglimpse.lock import locked
 from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
@@ -62,7 +63,7 @@ class RunFolder:
             raise UserError(f"{self.path} holds other files: name a new or empty folder as --out.")
 
     def check_code(self, config: Config) -> None:
-        """Raise UserError where the user's own code is not what the rounds there were played by."""
+        """Raise UserError where code or data are not what the rounds there were played with."""
         saved = (self.summary, self.checkpoint.path, self.checkpoint.coming)
         if any(path.exists() for path in saved):  # else the run begins again
             there = stored_environment(self.path)
@@ -70,6 +71,17 @@ class RunFolder:
                 raise UserError(
                     f"{file} has changed since this run began: name another --out, or bring the "
                     "file back as it was."
+                )
+            if key := changed_input(there, config.flat()):
+                raise UserError(
+                    f"{key} leads to other data than when this run began: name another --out, or "
+                    "bring them back as they were."
+                )
+            begun = there.get("fedglimpse", VERSION)
+            if begun != VERSION and not self.summary.exists():
+                raise UserError(
+                    f"{self.path} was begun by version {begun} and this is {VERSION}: continue it "
+                    "with that version, or name another --out."
                 )
 
     def let_mend(self) -> None:
@@ -95,7 +107,7 @@ class RunFolder:
             if not self.config.exists():
                 write_atomically(self.config, config.to_toml())
             failed = stored_environment(self.path).get(FAILED_CODE)
-            found = environment() | own_code(config.flat())
+            found = environment() | own_code(config.flat()) | inputs_of(config.flat())
             found |= {} if failed is None else {FAILED_CODE: failed}
             write_atomically(self.environment, json.dumps(found, indent=1))
             self.rounds.touch()

@@ -188,7 +188,7 @@ def _check_sizes(size_in: int, size_out: int) -> None:
 
 
 def _rows(rows: Tensor, size_in: int) -> Tensor:
-    """Return rows as `[J, d]`."""
+    """Return rows as `[J, d]`, float32 whatever the model is of."""
     if rows.shape[-1] != size_in:
         raise ValueError(f"rows have {rows.shape[-1]} floats, this sketch takes {size_in}")
-    return rows.reshape(-1, size_in)
+    return rows.reshape(-1, size_in).float()

@@ -223,6 +223,12 @@ def test_settings_of_an_agent_that_is_not_there_are_named(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_compare_takes_methods_as_words(tmp_path: Path) -> None:
+    done = call("compare", "fedavg", "mifa", "method=glimpse", "rounds=1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "compare has method=glimpse beside fedavg, mifa: name methods as words." in done.stderr
+
+
 def test_resuming_nothing_is_said(tmp_path: Path) -> None:
     done = call("run", "--resume", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stdout

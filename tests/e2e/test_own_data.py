@@ -46,6 +46,12 @@ def table():
     return Dataset(**parts(torch.from_numpy(x), torch.from_numpy(y.astype(np.int16)), np.int64(4)))
 
 
+def scaled():
+    from pathlib import Path
+    y = torch.arange(360) % 3
+    return Dataset(**parts(y[:, None] * float(Path("scale.txt").read_text()) + torch.zeros(7), y))
+
+
 def net():
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
 
@@ -194,6 +200,33 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_data(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     run(config, "b")
     assert lines(here / "a") == lines(here / "b")
+
+
+def test_a_run_does_not_go_on_with_other_data(here: Path) -> None:
+    (here / "scale.txt").write_text("1")
+    config = {**SMALL, "data.name": "own_data:scaled", "checkpoint.every": 1}
+    stops = iter([False, True])
+    with pytest.raises(Stopped):
+        run(config, "scaled", should_stop=lambda: next(stops))
+    (here / "scale.txt").write_text("2")
+    done = call(here, "run", "--out", "scaled", "--resume", "-q")
+    assert done.returncode == 2
+    assert "data.name=own_data:scaled leads to other data than when this run began" in done.stderr
+    (here / "scale.txt").write_text("1")
+    done = call(here, "run", "--out", "scaled", "--resume", "-q")
+    assert done.returncode == 0, done.stderr
+
+
+def test_nor_with_another_trace(here: Path) -> None:
+    trace = "device,ready_start_s,ready_end_s\n" + "".join(f"{i},0,99999\n" for i in range(12))
+    (here / "trace.csv").write_text(trace)
+    keys = {"visibility.kind": "trace", "visibility.trace": "trace.csv", "checkpoint.every": 1}
+    stops = iter([False, True])
+    with pytest.raises(Stopped):
+        run({**SMALL, **keys}, "traced", should_stop=lambda: next(stops))
+    (here / "trace.csv").write_text(trace.replace("99999", "88888"))
+    with pytest.raises(UserError, match=r"visibility\.trace=trace\.csv leads to other data"):
+        run({**SMALL, **keys}, "traced", resume=True)
 
 
 def test_subjects_are_clients_where_there_are_some(here: Path) -> None:

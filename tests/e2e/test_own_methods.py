@@ -139,6 +139,7 @@ def test_what_json_can_hold_is_recorded(
         ({"step": lambda s: None}, r"Merging\.step answered round 0 with None: return the next"),
         ({"step": lambda s: s[:5]}, r"Merging\.step answered round 0 with .*\[5\].* of \d+ floats"),
         ({"step": lambda s: s.tolist()}, r"Merging\.step answered round 0 with a list"),
+        ({"step": lambda s: s * torch.nan}, r"Merging\.step .* round 0 with .* not finite: mend"),
         ({"aggregator": Weighing()}, r"Weighing\.applied is a list after round 0"),
         ({"aggregator": Bare()}, r"Bare has no attribute applied"),
         ({"selector": Told}, r"given the class Told, not an object of it: write Told\(\)"),
@@ -153,6 +154,19 @@ def test_a_mistake_of_an_author_is_one_sentence(
     given |= wrong
     with pytest.raises(UserError, match=words):
         play()
+
+
+class Shuffles(UniformRandom):
+    def select(self, view: View, k: int) -> Choice:
+        view.ids[:] = view.ids.flip(0)
+        view.sizes.zero_()
+        return Choice(torch.arange(k))
+
+
+def test_what_a_method_does_to_its_view_changes_nothing(given: dict[str, Any]) -> None:
+    given["selector"] = Shuffles()
+    for record in play().records:
+        assert record["selected"] == record["visible"][:2]
 
 
 @pytest.mark.parametrize(
@@ -372,12 +386,14 @@ def test_a_run_that_has_nothing_to_keep_begins_again(
     assert code_in(tmp_path / "o") != before
 
 
-@pytest.mark.parametrize("fault", ["k // (1 - view.round_num)", "k + 9 * view.round_num"])
+@pytest.mark.parametrize(
+    "fault", ["k // (1 - view.round_num)", "k + 9 * view.round_num", "[k, 'x'][view.round_num]"]
+)
 def test_code_that_failed_may_be_mended(
     fault: str, write: Callable[..., None], tmp_path: Path
 ) -> None:
     write(SOURCE.format(name="First", k=fault))
-    with pytest.raises((ZeroDivisionError, UserError)):
+    with pytest.raises((ZeroDivisionError, TypeError, UserError)):  # the last fails in ours
         run(MINE, tmp_path / "o")
     failed = code_in(tmp_path / "o", "own_code_that_failed")
     write(OTHER)

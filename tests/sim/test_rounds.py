@@ -280,6 +280,7 @@ class TestFailures:
             ([-1], None, "only 0 to 4"),
             ([0, 1], [1.0], "1 weights"),
             ([0, 1], [1.0, float("nan")], "not finite"),
+            ([0, 1], [0.5, 1e38], "at most 1e\\+06 is allowed"),
         ],
     )
     def test_illegal_choices(self, slots: list[int], weights: Any, words: str) -> None:

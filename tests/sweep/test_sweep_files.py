@@ -82,6 +82,7 @@ BAD = {
     "no cells": ("[base]\nrounds = 1\n", "no cells"),
     "nameless": (SMALL.replace('name = "digits, random"', ""), "needs a name"),
     "twice": (SMALL.replace("digits, random", "digits, mobile"), "comes twice"),
+    "method and variant": (SMALL + '[[variants]]\nname = "fedavg"\n', "among methods and in"),
     "same folder": (SMALL.replace("digits, random", "Digits mobile"), "share the folder"),
     "control": (SMALL.replace('control = "fedavg"', 'control = "fedag"'), "Did you mean 'fedavg'"),
     "method": (SMALL.replace('"glimpse"]', '"glimps"]'), "Did you mean 'glimpse'"),

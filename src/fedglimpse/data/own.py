@@ -22,6 +22,11 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
+def checksum_of(name: str) -> int | None:
+    """Return the checksum of a user's own data, once they are loaded."""
+    return _known.get(name)
+
+
 def load_own(name: str) -> Dataset:
     """Call the user's factory, which takes no arguments, and check the `Dataset` it returns.
 

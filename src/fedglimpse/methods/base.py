@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -142,12 +142,13 @@ def random_slots(view: View, k: int) -> Tensor:
     return torch.randperm(view.num_visible, generator=view.rng)[:k]
 
 
-def top_slots(scores: Tensor, k: int, generator: torch.Generator) -> Tensor:
+def top_slots(scores: Tensor | Sequence[float], k: int, generator: torch.Generator) -> Tensor:
     """Return the min(k, V) best slots, best first; ties are broken at random, not by index.
 
     A score that is not a number is the worst.
     """
-    drawn = torch.randperm(scores.shape[0], generator=generator).numpy()[::-1]
-    values = scores.detach().cpu().double().numpy()[drawn]
+    rows = torch.as_tensor(scores).detach().cpu().double()
+    drawn = torch.randperm(len(rows), generator=generator).numpy()[::-1]
+    values = rows.numpy()[drawn]
     worst_first = np.argsort(np.where(np.isnan(values), -np.inf, values), kind="stable")
     return torch.from_numpy(drawn[worst_first[::-1][:k]])  # of equal ones, the first drawn first

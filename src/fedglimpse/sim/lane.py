@@ -18,6 +18,8 @@ from fedglimpse.sim.evaluate import Reward
 from fedglimpse.sim.reports import TrainedClients
 from fedglimpse.types import Choice, LocalObjective, Method, View, Visibility
 
+LARGEST_WEIGHT = 1e6  # of an update; those of a mean add up to 1
+
 
 @dataclass(eq=False)  # compared by identity
 class Lane:
@@ -222,6 +224,8 @@ def check_choice(choice: object, view: View, k: int, selector: object) -> None:
         problem = f"{len(choice.weights)} weights for {len(slots)} slots"
     elif choice.weights is not None and not choice.weights.isfinite().all():
         problem = f"weights {choice.weights.tolist()} that are not finite"
+    elif choice.weights is not None and float(choice.weights.abs().max()) > LARGEST_WEIGHT:
+        problem = f"weights {choice.weights.tolist()}, but at most {LARGEST_WEIGHT:g} is allowed"
     else:
         return
     raise UserError(f"{who} {problem}: mend select().")

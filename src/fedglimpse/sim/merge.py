@@ -75,6 +75,12 @@ def stepped(aggregator: Aggregator, state: Tensor, update: Update) -> Tensor:
             f"{name}.step answered round {update.round_num} with {kind_of(new)}: return the next "
             f"global state, a tensor of {len(state)} floats as it was given."
         )
+    own = not type(aggregator).__module__.startswith("fedglimpse.")  # of ours, updates are checked
+    if own and not bool(new.isfinite().all()):
+        raise UserError(
+            f"{name}.step answered round {update.round_num} with numbers that are not finite: mend "
+            "step()."
+        )
     applied: object = aggregator.applied
     count = len(update.weights)
     if applied is not None and not (isinstance(applied, Tensor) and applied.shape == (count,)):

@@ -198,8 +198,8 @@ class World:
             lane, now = self.lanes[r], self._now[r]
             now.view = View(
                 round_num=lane.round_num,
-                ids=now.ids,
-                sizes=now.sizes,
+                ids=now.ids.clone(),  # whatever a method does with them
+                sizes=now.sizes.clone(),
                 reports=probes[i] | trained[i],
                 server=server[i],
                 rng=rng.generator(lane.seed, "select", lane.round_num),

@@ -68,7 +68,10 @@ def read_plan(file: Path, smoke: bool = False) -> Plan:
     table = read_sweep_file(file)
     settings = _named(file, table, "settings")
     variants = {m: {"method": m} for m in table.get("methods", [])}
-    variants |= _named(file, table, "variants")
+    more = _named(file, table, "variants")
+    if twice := next((name for name in more if name in variants), None):
+        raise UserError(f"{file}: {twice!r} is among methods and in [[variants]]: rename one.")
+    variants |= more
     settings = _picked(file, settings, table.get("pick_settings"), "setting")
     variants = _picked(file, variants, table.get("pick_variants"), "variant")
     if not settings or not variants:
