@@ -153,3 +153,8 @@ def test_options_may_be_words_of_a_list_lists_or_anything(name: str, value: Any)
 def test_other_options_are_one_sentence(name: str, value: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         config.options_of(Fields, config.resolve({f"options.{name}": value}))
+
+
+def test_more_clients_than_can_be_numbered_are_refused() -> None:
+    with pytest.raises(UserError, match=r"data\.clients=\d+ is too large: use 1000000000 or less"):
+        check(config.resolve({"data.clients": 2**63}))

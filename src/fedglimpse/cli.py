@@ -26,7 +26,7 @@ from fedglimpse.commands.theory import theory
 from fedglimpse.compare import check_target, default_target, markdown, row_of
 from fedglimpse.config import Config
 from fedglimpse.configure import load
-from fedglimpse.errors import UserError
+from fedglimpse.errors import TOO_LARGE, UserError, lacks_memory
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
 from fedglimpse.plugins import users_fault
@@ -247,6 +247,9 @@ def main() -> None:
         print(f"fedglimpse: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
+        if lacks_memory(error):
+            print(f"fedglimpse: {TOO_LARGE}", file=sys.stderr)
+            sys.exit(2)
         fault = users_fault(error)
         if fault is None:
             raise

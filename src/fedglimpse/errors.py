@@ -13,6 +13,19 @@ class UserError(Exception):
     """
 
 
+TOO_LARGE = (
+    "There is not enough memory for this: take fewer seeds or lanes, a smaller engine.max_jobs, "
+    "sketch.size, agent.buffer or agent.d_token, or fewer clients."
+)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """True where memory was asked for that is not there, of the machine or of a GPU."""
+    said = str(error)
+    known = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(words in said for words in known)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the closest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -240,11 +240,12 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        # torch.save reports a full disk as a RuntimeError of its zip writer
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        if "inline_container" in str(reason):  # what torch.save says of a full disk
+            reason = "the disk seems to be full"
         raise UserError(
-            f"Could not write to {path} ({reason}): make room or mend access, then continue with "
-            "--resume."
+            f"Could not write to {path} ({reason}): make room or mend access, then give the "
+            "command again, run and compare with --resume."
         ) from error
 
 

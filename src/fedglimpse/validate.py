@@ -46,6 +46,8 @@ AT_LEAST: dict[str, int] = {
     "checkpoint.keep_models": 0,
 }
 
+AT_MOST: dict[str, int] = {"data.clients": 10**9}
+
 Rule = tuple[str, Callable[[float], bool], str]
 NUMBERS: Sequence[Rule] = (
     ("data.alpha", lambda v: v > 0, "greater than 0, such as 0.1"),
@@ -71,6 +73,9 @@ def check(config: Config) -> None:
     for name, least in AT_LEAST.items():
         if flat[name] < least:
             raise UserError(f"{name}={flat[name]} is too small: use {least} or more.")
+    for name, largest in AT_MOST.items():
+        if flat[name] > largest:
+            raise UserError(f"{name}={flat[name]} is too large: use {largest} or less.")
     for name, fine, wanted in NUMBERS:
         if not math.isfinite(flat[name]) or not fine(flat[name]):
             raise UserError(f"{name}={flat[name]} must be a finite number {wanted}.")
