@@ -20,6 +20,7 @@ from fedglimpse.config import Config
 from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.flower.engine import Finished, Problem, Server, Terms, log
+from fedglimpse.flower.mistakes import say_mistakes_plainly
 from fedglimpse.flower.wire import section
 from fedglimpse.layout import Layout
 
@@ -27,7 +28,7 @@ __all__ = ["GlimpseStrategy", "Problem", "Terms", "from_run_config"]
 
 
 def from_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path | None]:
-    """Read a Flower app's run configuration.
+    """Read a Flower app's run configuration; from here on a mistake is one sentence in the log.
 
     Args:
         values: `fedglimpse.*` holds keys of a configuration, `terms.*` those of `Terms`; `seed`
@@ -36,6 +37,7 @@ def from_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path | No
     Returns:
         The configuration, the terms, and the run folder if there is one.
     """
+    say_mistakes_plainly()
     seed = values.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UserError(f"seed={seed!r} must be a whole number, such as 0.")
@@ -67,6 +69,7 @@ class GlimpseStrategy(Strategy):
             terms: timeouts and quorum.
             out: the run folder; a run that it already holds is continued.
         """
+        say_mistakes_plainly()
         self.config = config if isinstance(config, Config) else resolve(config)
         self.problem, self.terms, self.out = problem, terms, out
         self.finished: Finished | None = None  # records and summary, after `start`
