@@ -17,6 +17,7 @@ from flower_schema import check_run_folder
 from flwr.app import ArrayRecord
 
 from fedglimpse import experiment, nets
+from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.flower import engine
 from fedglimpse.flower.client import client_app
@@ -130,6 +131,15 @@ def test_what_only_the_simulator_does_is_refused(key: str, value: Any, tmp_path:
     name = key.replace("__", ".")
     with pytest.raises(UserError, match=f"{name}={value} has no effect on devices: leave it out."):
         small.serve(small.grid(), small.config("fedavg", **{key: value}), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"options.allow_oracle": True}])
+def test_an_oracle_is_not_told_to_be_allowed(options: dict[str, bool], tmp_path: Path) -> None:
+    settings = resolve({"method": "oracle-balance", "visibility.kind": "full", **options})
+    with pytest.raises(UserError, match="so it cannot run on devices") as caught:
+        small.serve(FakeGrid([]), settings, tmp_path / "r")
+    assert "allow_oracle" not in str(caught.value)
     assert not (tmp_path / "r").exists()
 
 

@@ -32,9 +32,8 @@ from fedglimpse.flower.identity import Roster
 from fedglimpse.flower.ledger import Sheet
 from fedglimpse.flower.reception import Reception, wait_until
 from fedglimpse.flower.round import Round
-from fedglimpse.flower.served import check_served, plan_of
+from fedglimpse.flower.served import check_served, method_of, plan_of
 from fedglimpse.layout import Layout
-from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
 from fedglimpse.records import RunFolder, write_atomically
 from fedglimpse.rl.policy import check_use, write_policy
@@ -144,8 +143,7 @@ class Server:
                 f"The initial model has shape {list(start.shape)}, but problem.model has "
                 f"{layout.size} floats: start from a state of the same model."
             )
-        method = registry.build(config.method, setting)
-        plan_of(method, config)
+        method = method_of(setting)
         check_use(config.agent.save, config.agent.load, config.method, method.selector)
         return method
 

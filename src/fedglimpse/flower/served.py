@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedglimpse import needs as catalogue
 from fedglimpse.config import Config
 from fedglimpse.errors import UserError
 from fedglimpse.flower.device import asked
+from fedglimpse.methods import registry
+from fedglimpse.methods.base import Setting
 from fedglimpse.needs import CATALOGUE, PERMISSION
 from fedglimpse.sim.lane import check_method
 from fedglimpse.types import Method
@@ -50,6 +52,19 @@ def check_served(config: Config) -> None:
             raise UserError(f"{name}={flat[name]} has no effect on devices: leave it out.")
 
 
+def method_of(setting: Setting) -> Method:
+    """Build a method to look at; UserError where it cannot run on devices.
+
+    It is built as if it were allowed to be an oracle: a user who is told to allow it, as in the
+    simulator, would be refused all the same.
+    """
+    config = setting.config
+    allowed = replace(config, options={**config.options, PERMISSION: True})
+    method = registry.build(config.method, replace(setting, config=allowed))
+    plan_of(method, config)
+    return method
+
+
 def plan_of(method: Method, config: Config) -> Plan:
     """Return how the method's rounds go, or raise UserError where it cannot run on devices."""
     check_method(method)
@@ -57,8 +72,8 @@ def plan_of(method: Method, config: Config) -> Plan:
     for name in sorted(selector.needs | later):
         if CATALOGUE[name].oracle:
             raise UserError(
-                f"method={config.method} reads '{name}', which no real server may know: run it in "
-                "the simulator, or choose another method."
+                f"method={config.method} reads '{name}', which no real server may know, so it "
+                "cannot run on devices: run it in the simulator, or choose another method."
             )
     if config.options.get(PERMISSION):
         raise UserError(
