@@ -95,6 +95,9 @@ def run_together(
 
 def _gather(runs: Sequence[tuple[Config, Path | None]]) -> tuple[World, list[_Part]]:
     """Build what the runs share, with all that can be wrong with them found: nothing is written."""
+    for _, path in runs:
+        if path is not None:
+            RunFolder(path).check_simulated()
     world = build_world([config for config, _ in runs])
     lanes = iter(list(world.lanes))
     parts = [_Part(c, path, [next(lanes) for _ in c.seeds]) for c, path in runs]

@@ -5,6 +5,7 @@
     rounds.jsonl      one line for each lane and round
     checkpoint.pt     everything needed to continue; see `fedglimpse.checkpoint`
     summary.json      written at the end
+    clients.json      only of a run on devices: who is client 0, 1, ...
 
 `rounds.jsonl` may run ahead of the checkpoint. Resuming cuts it back to the checkpoint, so that
 each round appears once.
@@ -34,6 +35,7 @@ from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
 from fedglimpse.version import VERSION
 
 FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.", "agent.save")  # may differ on resuming
+CLIENTS = "clients.json"  # who is client 0, 1, ...; only a run on devices has it
 OURS = (".part", LOCK)  # files that may lie in a new folder
 
 
@@ -45,7 +47,7 @@ class RunFolder:
         self.path = path
         self.rounds, self.checkpoint = path / "rounds.jsonl", Checkpoint(path)
         self.config, self.summary = path / "config.toml", path / "summary.json"
-        self.environment = path / "environment.json"
+        self.environment, self.clients = path / "environment.json", path / CLIENTS
 
     def check(self, config: Config, resume: bool) -> None:
         """Raise UserError where the folder holds something else; nothing is changed."""
@@ -61,6 +63,14 @@ class RunFolder:
                 )
         elif self.path.exists() and any(p.suffix not in OURS for p in self.path.iterdir()):
             raise UserError(f"{self.path} holds other files: name a new or empty folder as --out.")
+
+    def check_simulated(self) -> None:
+        """Raise UserError where the folder holds a run on devices; nothing is changed."""
+        if self.clients.exists():
+            raise UserError(
+                f"{self.path} holds a run on devices: continue it with its Flower app, or name "
+                "another --out."
+            )
 
     def check_code(self, config: Config) -> None:
         """Raise UserError where code or data are not what the rounds there were played with."""

@@ -157,10 +157,27 @@ def test_a_run_of_the_simulator_is_not_continued_on_devices(tmp_path: Path) -> N
 
 
 def test_a_run_on_devices_is_not_continued_in_the_simulator(tmp_path: Path) -> None:
-    settings = small.config("fedavg", rounds=2, checkpoint__every=1)
-    small.serve(small.grid(), settings, tmp_path / "r")
+    settings, out = small.config("fedavg", rounds=2, checkpoint__every=1), tmp_path / "r"
+    small.serve(small.grid(), settings, out)
+    with (out / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2}\n')  # ahead of the checkpoint
+    there = contents(out)
+    for resume in (True, False):
+        with pytest.raises(UserError, match="holds a run on devices: continue it with its Flower"):
+            experiment.run(settings, out, resume=resume)
+    assert contents(out) == there
+    (out / "clients.json").unlink()  # then its checkpoint tells
     with pytest.raises(UserError, match="is one on devices, 2 rounds of it"):
-        experiment.run(settings, tmp_path / "r", resume=True)
+        experiment.run(settings, out, resume=True)
+
+
+def test_a_run_on_devices_is_known_as_one_before_its_first_round(tmp_path: Path) -> None:
+    settings, out = small.config("fedavg"), tmp_path / "r"
+    with pytest.raises(UserError, match="0 of 6 clients were there"):
+        small.serve(FakeGrid([]), settings, out)
+    with pytest.raises(UserError, match="holds a run on devices"):
+        experiment.run(settings, out, resume=True)
+    assert len(small.serve(small.grid(), settings, out).records) == 3
 
 
 def test_a_run_is_not_continued_with_another_model(

@@ -35,7 +35,7 @@ from fedglimpse.flower.round import Round
 from fedglimpse.flower.served import check_served, method_of, plan_of
 from fedglimpse.layout import Layout
 from fedglimpse.methods.base import Setting
-from fedglimpse.records import RunFolder, write_atomically
+from fedglimpse.records import RunFolder, write_atomically, writing
 from fedglimpse.rl.policy import check_use, write_policy
 from fedglimpse.summary import summarise
 from fedglimpse.types import Method
@@ -104,6 +104,8 @@ class Server:
         roster = Roster(config.data.clients)
         if saved is not None:
             roster.load_state_dict(saved["roster"])
+        if folder is not None:
+            _name_clients(folder, roster)
         told = {**self.told, **wire.about(config, method.objective, self.problem.num_classes)}
         wanted = plan_of(method, config).wanted
         reception = Reception(exchange, roster, told, self.terms.hello_timeout, wanted)
@@ -258,4 +260,10 @@ def _save(folder: RunFolder, fed: Federation, record: dict[str, Any]) -> None:
             "model": wire.fingerprint(fed.layout),
         }
     )
-    write_atomically(folder.path / "clients.json", json.dumps(fed.roster.names, indent=1))
+    _name_clients(folder, fed.roster)
+
+
+def _name_clients(folder: RunFolder, roster: Roster) -> None:
+    """Write who is who, which also tells that this is a run on devices: from its start on."""
+    with writing(folder.path):
+        write_atomically(folder.clients, json.dumps(roster.names, indent=1))
