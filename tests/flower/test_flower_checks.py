@@ -24,6 +24,7 @@ from fedglimpse.flower.client import client_app
 from fedglimpse.flower.round import Round
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
 from fedglimpse.records import RunFolder
+from fedglimpse.theory.measure_run import measure_run
 
 
 def before(monkeypatch: pytest.MonkeyPatch, number: int, deed: Any) -> None:
@@ -169,6 +170,14 @@ def test_a_run_on_devices_is_not_continued_in_the_simulator(tmp_path: Path) -> N
     (out / "clients.json").unlink()  # then its checkpoint tells
     with pytest.raises(UserError, match="is one on devices, 2 rounds of it"):
         experiment.run(settings, out, resume=True)
+
+
+def test_a_run_on_devices_is_not_measured(tmp_path: Path) -> None:
+    small.serve(small.grid(), small.config("fedavg", rounds=2), tmp_path / "r")
+    there = contents(tmp_path / "r")
+    with pytest.raises(UserError, match="holds a run on devices, which cannot be measured"):
+        measure_run(tmp_path / "r")
+    assert contents(tmp_path / "r") == there
 
 
 def test_a_run_on_devices_is_known_as_one_before_its_first_round(tmp_path: Path) -> None:

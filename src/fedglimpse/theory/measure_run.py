@@ -15,7 +15,7 @@ from fedglimpse.builder import build_world
 from fedglimpse.config import Config
 from fedglimpse.data.population import Population
 from fedglimpse.errors import UserError
-from fedglimpse.records import stored_config, write_atomically, writing
+from fedglimpse.records import CLIENTS, stored_config, write_atomically, writing
 from fedglimpse.study.load import read_records
 from fedglimpse.theory.bound import Constants, QConstants
 from fedglimpse.theory.estimate import Point, Recipe, measure
@@ -31,8 +31,14 @@ def measure_run(run: Path, examples: int = 0) -> Panel:
         examples: use so many examples of each client; 0: all.
 
     Raises:
-        UserError: where the folder holds no run, or no round of it could be measured.
+        UserError: where the folder holds no run or one on devices, or no round of it could be
+            measured.
     """
+    if (run / CLIENTS).exists():
+        raise UserError(
+            f"{run} holds a run on devices, which cannot be measured, since their data is not "
+            "here: name a run of the simulator."
+        )
     config = stored_config(run)
     world, records = build_world(config), read_records(run)
     mine = [{e["round"]: e for e in records if e["lane"] == r} for r in range(len(world.lanes))]
