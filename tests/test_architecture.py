@@ -15,6 +15,7 @@ TOOLS = sorted((SOURCE.parents[1] / "tools").rglob("*.py"))
 ALLOWED = {
     "errors": set(),
     "version": set(),
+    "entry": {"cli", "version"},
     "rng": set(),
     "types": set(),
     "layout": set(),
@@ -97,3 +98,30 @@ def test_no_global_randomness(path: Path) -> None:
             assert dotted not in ("torch.manual_seed", "random.seed", "torch.default_generator")
             if dotted.startswith("np.random."):
                 assert dotted in ("np.random.Generator", "np.random.Philox", "np.random.PCG64")
+
+
+def names_no_encoding(call: ast.Call) -> bool:
+    """Say whether a call reads or writes text in whatever encoding the machine prefers."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    given = {k.arg: ast.unparse(k.value) for k in call.keywords}
+    words = [ast.literal_eval(a) if isinstance(a, ast.Constant) else None for a in call.args]
+    if "encoding" in given:
+        return False
+    if name == "read_text":
+        return not words
+    if name == "write_text":
+        return len(words) < 2
+    if name == "open":
+        if isinstance(call.func, ast.Name):
+            words = words[1:]
+        if None in words:
+            return False  # the `open` of a run's folder or of an archive
+        return "b" not in given.get("mode", "") + "".join(map(str, words[:1]))
+    return name in ("run", "Popen", "check_output") and given.get("text") == "True"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_text_files_are_utf_8_everywhere(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            assert not names_no_encoding(node), f"{path}:{node.lineno} names no encoding"

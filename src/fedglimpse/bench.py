@@ -222,7 +222,7 @@ def commit() -> str:
     """Return the commit of the source, or "unknown" outside a repository."""
     command = ["git", "describe", "--always", "--dirty"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        answer = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     except OSError:
         return "unknown"
     return answer.stdout.strip() or "unknown"

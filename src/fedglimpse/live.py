@@ -53,7 +53,11 @@ class Source:
     def remembered(self, tool: str, make: Callable[[], str]) -> tuple[str, bool]:
         """Return the id that `tool` knows this run by, and whether it was there before."""
         file = None if self.path is None else self.path / "live.json"
-        known = json.loads(file.read_text()) if file is not None and file.exists() else {}
+        known = (
+            json.loads(file.read_text(encoding="utf-8"))
+            if file is not None and file.exists()
+            else {}
+        )
         key = f"{tool}, seed {self.seed}"
         if key in known and self.done:
             return str(known[key]), True

@@ -45,7 +45,7 @@ def locked(folder: Path, what: str, otherwise: str = "name another --out") -> It
 def _take(path: Path, what: str, otherwise: str) -> TextIO:
     while True:
         try:
-            file = path.open("a+")
+            file = path.open("a+", encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"Could not write to {path.parent} ({error.strerror}): make room, mend access, or "

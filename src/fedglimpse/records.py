@@ -138,12 +138,12 @@ class RunFolder:
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Add one line for each record; a number that is not finite is null, as JSON has it."""
         text = "".join(as_json(record) + "\n" for record in records)
-        with writing(self.path), self.rounds.open("a") as file:
+        with writing(self.path), self.rounds.open("a", encoding="utf-8") as file:
             file.write(text)
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Write the coming checkpoint, marking how much of rounds.jsonl belongs to it."""
-        with writing(self.path), self.rounds.open("a") as file:
+        with writing(self.path), self.rounds.open("a", encoding="utf-8") as file:
             os.fsync(file.fileno())
             self.checkpoint.prepare(state, os.fstat(file.fileno()).st_size)
 
@@ -226,7 +226,7 @@ def stored_config(path: Path) -> Config:
 def stored_environment(path: Path) -> dict[str, Any]:
     """Return what environment.json of a run folder holds; nothing where it cannot be read."""
     try:
-        found = json.loads((path / "environment.json").read_text())
+        found = json.loads((path / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -238,9 +238,9 @@ def _said(value: object) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a temporary file beside `path` and rename it."""
+    """Write a temporary file beside `path` and rename it; a name that is no text has ? in it."""
     temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8", errors="replace")
     temporary.replace(path)
 
 

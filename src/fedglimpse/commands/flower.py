@@ -34,7 +34,7 @@ def new(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in sorted(template.iterdir(), key=lambda f: f.name):
-            (folder / file.name.removesuffix(SUFFIX)).write_text(file.read_text())
+            (folder / file.name.removesuffix(SUFFIX)).write_bytes(file.read_bytes())
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another.") from None
     typer.echo(f"A Flower app is in {folder}. In Flower's simulation:")

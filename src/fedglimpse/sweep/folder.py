@@ -75,7 +75,7 @@ class SweepFolder:
         text = json.dumps(content, indent=1)
         with writing(self.path):
             (self.path / "cells").mkdir(exist_ok=True)
-            if not self.plan.exists() or self.plan.read_text() != text:
+            if not self.plan.exists() or self.plan.read_text(encoding="utf-8") != text:
                 write_atomically(self.plan, text)
         for cell in plan.cells:
             if self.state(cell) == "done":
@@ -120,7 +120,9 @@ class SweepFolder:
 
     def reason(self, cell: Cell) -> str:
         """Return why a cell failed."""
-        return str(json.loads((self.of(cell) / "failed.json").read_text())["reason"])
+        return str(
+            json.loads((self.of(cell) / "failed.json").read_text(encoding="utf-8"))["reason"]
+        )
 
     def forgive(self, cell: Cell) -> None:
         """Forget a failure, so that the cell is tried again from where it was."""
@@ -133,7 +135,7 @@ class SweepFolder:
 
     def _read_plan(self) -> dict[str, Any]:
         try:
-            return dict(json.loads(self.plan.read_text()))
+            return dict(json.loads(self.plan.read_text(encoding="utf-8")))
         except (ValueError, OSError) as error:
             raise UserError(
                 f"{self.plan} cannot be read ({type(error).__name__}): name another --out."

@@ -24,7 +24,7 @@ from fedglimpse.version import VERSION
 def check_source(path: Path) -> None:
     """Raise UserError where `path` is no sweep folder of this version."""
     try:
-        plan = json.loads((path / "sweep.json").read_text())
+        plan = json.loads((path / "sweep.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UserError(f"--reuse {path} is not the folder of a sweep.") from None
     if (plan.get("format"), plan.get("version")) != (FORMAT, VERSION):

@@ -108,7 +108,7 @@ class Panel:
 def read_panel(run: Path) -> Panel:
     """Read the `theory.json` of a run folder; raises UserError where it is damaged."""
     try:
-        stored = json.loads((run / FILE).read_text())
+        stored = json.loads((run / FILE).read_text(encoding="utf-8"))
         lanes = [LanePanel.from_json(lane) for lane in stored["lanes"]]
         return Panel(stored["method"], stored["data"], stored["notes"], lanes)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
