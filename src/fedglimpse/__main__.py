@@ -1,5 +1,5 @@
 """`python -m fedglimpse`."""
 
-from fedglimpse.cli import main
+from fedglimpse.entry import main
 
 main()

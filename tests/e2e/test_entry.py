@@ -1,0 +1,82 @@
+"""What holds from the first moment of the command on, before torch is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == MODULE:
+            os.kill(os.getpid(), signal.SIGINT)
+
+MODULE = sys.argv.pop(1)
+signal.signal(signal.SIGINT, getattr(signal, sys.argv.pop(1)))
+sys.meta_path.insert(0, CtrlC())
+runpy.run_module("fedglimpse", run_name="__main__")
+"""
+PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # ASCII is all there is
+
+
+def python(*words: str, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **extra}
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, encoding="utf-8",
+        timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("module", ["fedglimpse.cli", "numpy.dtypes", "torch", "rich.table"])
+def test_ctrl_c_while_importing_is_one_word(module: str) -> None:
+    done = python("-c", INTERRUPTED, module, "default_int_handler", "methods")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    done = python("-c", INTERRUPTED, "torch", "SIG_IGN", "methods")
+    assert done.returncode == 0, done.stderr
+    assert "fedavg" in done.stdout
+
+
+def test_the_version_is_told_without_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['fedglimpse', '--version']; from fedglimpse.entry import main; "
+        "main(); sys.exit(bool({'torch', 'numpy', 'typer'} & set(sys.modules)))"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("fedglimpse ")
+
+
+def test_the_installed_command_begins_there_too() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"fedglimpse": "fedglimpse.entry:main"}
+
+
+def test_what_the_terminal_cannot_show_is_replaced() -> None:
+    code = (
+        "from fedglimpse.entry import show_what_can_be_shown; show_what_can_be_shown(); "
+        "print('−6.9 ± 1', chr(0x3b1), chr(0xdce9))"
+    )
+    assert python("-c", code, PYTHONIOENCODING="ascii").stdout == "-6.9 +- 1 ? ?\n"
+    assert python("-c", code, PYTHONIOENCODING="utf-8").stdout == "−6.9 ± 1 α ?\n"
+
+
+def test_comparing_and_reporting_where_there_is_only_ascii(tmp_path: Path) -> None:
+    command = ["-m", "fedglimpse"]
+    words = ["compare", "fedavg", "mifa", "rounds=2", "-q", "--out", "é"]
+    done = python(*command, *words, cwd=tmp_path, **PLAIN)
+    assert done.returncode == 0, done.stderr
+    done = python(*command, "report", "é", cwd=tmp_path, **PLAIN)
+    assert done.returncode == 0, done.stderr
+    assert "fedavg" in done.stdout
+    assert "−" in (tmp_path / "é" / "report" / "report.html").read_text(encoding="utf-8")
