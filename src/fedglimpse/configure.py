@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -54,11 +55,23 @@ def parse_words(words: Iterable[str]) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         if not equals or not name:
             raise UserError(f"'{word}' is not of the form key=value, such as rounds=30.")
+        _check_text(word)
         try:
             values[name.strip()] = tomllib.loads(f"x = {text}")["x"]
         except tomllib.TOMLDecodeError:
             values[name.strip()] = text
     return values
+
+
+def _check_text(word: str) -> None:
+    """Raise UserError for bytes that Python could not decode: config.toml cannot hold them."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{word!r} has characters that are not in this terminal's encoding, "
+            f"{sys.getfilesystemencoding()}: use others, or set LC_ALL=C.UTF-8 if it is UTF-8."
+        ) from None
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -80,3 +80,13 @@ def test_comparing_and_reporting_where_there_is_only_ascii(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "fedavg" in done.stdout
     assert "−" in (tmp_path / "é" / "report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_setting_that_cannot_be_decoded_is_one_sentence(tmp_path: Path) -> None:
+    words = ["-m", "fedglimpse", "run", "rounds=1", "method=glimpse", "agent.save=é.pt"]
+    done = python(*words, "--out", "a", cwd=tmp_path, **PLAIN)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "agent.save=" in done.stderr
+    assert "LC_ALL=C.UTF-8" in done.stderr
+    assert not list(tmp_path.iterdir())
