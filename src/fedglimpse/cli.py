@@ -22,10 +22,11 @@ from fedglimpse.commands.plain import PlainCommand, WordsCommand
 from fedglimpse.commands.report import report
 from fedglimpse.commands.resume import NEW_RUN, holds_run, resumed_config
 from fedglimpse.commands.sweep import sweep
+from fedglimpse.commands.teach import teach_command
 from fedglimpse.commands.theory import theory
+from fedglimpse.commands.words import Quiet, Words, load_config, sort_words, without_names
 from fedglimpse.compare import check_target, default_target, markdown, row_of
 from fedglimpse.config import Config
-from fedglimpse.configure import load
 from fedglimpse.errors import TOO_LARGE, UserError, lacks_memory
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
@@ -48,13 +49,8 @@ app.add_typer(data_app, name="data")
 
 ALLOW_ORACLE = "options.allow_oracle=true"
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(help="A TOML file and key=value settings, such as data.name=digits rounds=30."),
-]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
 @app.command("run", cls=WordsCommand)
@@ -72,11 +68,7 @@ def run_command(
     Settings look like method=glimpse data.name=digits rounds=30; docs/settings.md lists them all,
     docs/data.md tells of data and visibility.
     """
-    files, methods, settings = sort_words(words or [])
-    if methods:
-        raise UserError(
-            f"'{methods[0]}' is neither a .toml file nor key=value: write method={methods[0]}."
-        )
+    files, settings = without_names(words or [])
     config = load_config(files, settings)
     folder = out or default_folder(config)
     if resume and not files and not settings:
@@ -182,6 +174,7 @@ def doctor() -> None:
 
 app.command("sweep", cls=PlainCommand)(sweep)
 app.command("report", cls=PlainCommand)(report)
+app.command("teach", cls=WordsCommand)(teach_command)
 app.command("theory", cls=PlainCommand)(theory)
 app.command("bench", cls=PlainCommand)(bench_command)
 app.add_typer(flower_app, name="flower")
@@ -206,21 +199,6 @@ def settings_of(name: str, settings: Sequence[str]) -> list[str]:
     """Return a method's settings; the permission for oracles goes to oracles only."""
     oracle = ALLOW_ORACLE in settings and registry.is_oracle(name)
     return [*(w for w in settings if oracle or w != ALLOW_ORACLE), f"method={name}"]
-
-
-def sort_words(words: Sequence[str]) -> tuple[list[Path], list[str], list[str]]:
-    """Split words into TOML files, plain names and key=value settings."""
-    settings = [w for w in words if "=" in w]
-    files = [Path(w) for w in words if "=" not in w and w.endswith(".toml")]
-    names = [w for w in words if "=" not in w and not w.endswith(".toml")]
-    return files, names, settings
-
-
-def load_config(files: Sequence[Path], settings: Sequence[str]) -> Config:
-    """Read at most one file and the settings after it."""
-    if len(files) > 1:
-        raise UserError(f"Two files were given, {files[0]} and {files[1]}: name one.")
-    return load(files[0] if files else None, settings)
 
 
 def default_folder(config: Config) -> Path:

@@ -1,7 +1,7 @@
 """What a run reads besides its configuration and code: whether it is still what it was.
 
-A user's own data and the file of a visibility trace are noted in environment.json as checksums, so
-that no run goes on with other data in the middle.
+A user's own data, the files of a visibility trace and a policy that was loaded are noted in
+environment.json as checksums, so that no run goes on with others in the middle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from fedglimpse.data.own import checksum_of
 
 INPUTS = "inputs"  # entry of environment.json
-TRACES = ("visibility.trace", "visibility.trace_devices")
+FILES = ("visibility.trace", "visibility.trace_devices", "agent.load")  # keys that name a file
 
 
 def inputs_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _checksums(config: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     if (data := checksum_of(str(config["data.name"]))) is not None:
         found["data.name"] = f"{data:08x}"
-    for key in TRACES:
+    for key in FILES:
         path = Path(str(config[key] or ""))
         if config[key] and path.is_file():
             found[key] = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,8 +1,9 @@
-"""The three presets, and what suits each dataset. Dotted keys over the defaults of `config.py`.
+"""The presets, and what suits each dataset. Dotted keys over the defaults of `config.py`.
 
 `tuned`: the package's defaults, the best measured choice of everything that is free.
 `paper`: the paper's text, wherever the text speaks.
 `released`: the defaults of the authors' code, without its bugs (docs/presets.md lists both).
+`taught`: `tuned` with an agent whose policy can be taught by other federations.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregate.window": 6,
         "aggregate.source": "raw",
     },
+    "taught": {},
 }
 
 for _name, _values in AGENT_PRESETS.items():

@@ -213,6 +213,37 @@ def test_a_comparison_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+def test_a_policy_is_taught_and_used(tmp_path: Path) -> None:
+    small = ["data.name=digits", "rounds=12", "evaluate.every=12", "agent.d_token=8"]
+    words = ["teach", *small, "seeds=[0,1]", "--also", "selection.k=3 data.partition=dirichlet"]
+    words += ["--lessons", "3", "--policy", "policies/one.pt", "-q"]
+    done = call(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "taught by 3 runs, 36 rounds, in 3 lessons" in done.stdout
+    assert "of 1 run kept aside" in done.stdout
+    use = ["preset=taught", "method=glimpse", "agent.load=policies/one.pt", "agent.frozen=true"]
+    done = call("run", *small, *use, "--out", "a", "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {line["behaviour"] for line in lines(tmp_path / "a")} == {"greedy"}
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["rounds=2", "--policy", "."], "--policy=. cannot be written"),
+        (["fedavg", "--policy", "p.pt"], "write method=fedavg"),
+        (["--also", "selection.kk=3", "--policy", "p.pt"], "selection.kk"),
+        (["--also", "'selection.k=3", "--policy", "p.pt"], "--also 'selection.k=3"),
+        (["preset=tuned", "--policy", "p.pt"], "agent.identity=none"),
+    ],
+)
+def test_mistakes_in_teaching(tmp_path: Path, words: list[str], part: str) -> None:
+    done = call("teach", *words, cwd=tmp_path)
+    assert (done.returncode, part in done.stderr) == (2, True), done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_settings_of_an_agent_that_is_not_there_are_named(tmp_path: Path) -> None:
     words = ("agent.lr=0.1", "agent.prove=true", "rounds=1", "--quiet")
     done = call("run", "method=fedavg", *words, cwd=tmp_path)

@@ -282,3 +282,16 @@ def test_the_command_says_it_and_writes_nothing(folder: Path, name: str, part: s
     assert (done.returncode, part in done.stderr) == (2, True), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (folder / "bad").exists()
+
+
+def test_nor_with_another_policy(here: Path) -> None:
+    base = {**SMALL, "method": "glimpse", "checkpoint.every": 1}
+    for seed in (0, 1):
+        run({**base, "seeds": [seed], "agent.save": f"policy-{seed}.pt"})
+    (here / "policy-0.pt").rename(here / "policy.pt")
+    stops, keys = iter([False, True]), {**base, "agent.load": "policy.pt"}
+    with pytest.raises(Stopped):
+        run(keys, "loaded", should_stop=lambda: next(stops))
+    (here / "policy-1.pt").rename(here / "policy.pt")
+    with pytest.raises(UserError, match=r"agent\.load=policy\.pt leads to other data"):
+        run(keys, "loaded", resume=True)

@@ -165,6 +165,14 @@ def proof_fails(cell: Cell, config: Config) -> Came:
     return Came(0.6 - 0.05 * ("proven" in cell.variant) + jitter(cell))
 
 
+def teaching_holds(cell: Cell, config: Config) -> Came:
+    return Came(0.6 + 0.05 * (cell.variant == "glimpse, taught") + jitter(cell))
+
+
+def teaching_fails(cell: Cell, config: Config) -> Came:
+    return Came(0.6 - 0.05 * (cell.variant == "glimpse, taught") + jitter(cell))
+
+
 OPEN: dict[str, World] = {  # nothing can be told; all others: `noise`
     "recipe_study": luck,
     "averaged_digits": choosing_may_pay,
@@ -181,6 +189,8 @@ WORLDS: dict[str, tuple[World, World]] = {  # study -> claims hold, claims fail
     "lean_study": (leaning_holds, leaning_fails),
     "proof_study": (proof_holds, proof_fails),
     "proof": (proof_holds, proof_fails),
+    "taught_study": (teaching_holds, teaching_fails),
+    "taught": (teaching_holds, teaching_fails),
     "recipe_adam": (adam_holds, far_below),
     "presets": (presets_hold, far_below),
     "recipe_study": (recipe_holds, recipe_fails),

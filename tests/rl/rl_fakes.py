@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedglimpse.methods.glimpse import GlimpseSelector
-from fedglimpse.rl.config import AgentConfig
+from fedglimpse.rl.config import NUMBERS, AgentConfig
 from fedglimpse.rl.observation import Observation
 from fedglimpse.rl.qnet import QNetwork
 from fedglimpse.rng import generator
@@ -33,7 +33,7 @@ def config(**changes: Any) -> AgentConfig:
 
 def network(seed: int = 0, **changes: Any) -> QNetwork:
     settings = config(**changes)
-    features = 3 if settings.input == "scalar" else D
+    features = D if settings.reads_sketches else 1 + len(NUMBERS[settings.input])
     return QNetwork(settings, features=features, sketch_dim=D, num_classes=C, seed=seed)
 
 

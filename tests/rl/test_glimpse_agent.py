@@ -29,6 +29,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"history": 1, "n_step": 5},
     {"history": 1, "history_input": "changes"},
     {"history": 16, "n_step": 1},
+    {"input": "probed", "reward": "change"},
+    {"reward": "change", "q_output": "per_class"},
 ]
 
 
@@ -65,6 +67,7 @@ def test_presets_are_valid_and_ask_for_their_reports(preset: str) -> None:
         "tuned": {"delta_sketch"},
         "paper": {"sketch"},
         "released": {"update_norm", "train_loss", "proxy_histogram"},
+        "taught": {"update_norm", "train_loss", "loss"},
     }
     assert needs == clients[preset] | {"global_sketch", "reward"}
 
@@ -105,7 +108,9 @@ def test_history_is_not_constant_after_three_rounds() -> None:
     assert batch.next_obs.history[0].std(dim=0).max() > 0.1
 
 
-@pytest.mark.parametrize("changes", [VARIANTS[0], VARIANTS[2], VARIANTS[9]], ids=str)
+@pytest.mark.parametrize(
+    "changes", [VARIANTS[0], VARIANTS[2], VARIANTS[9], *VARIANTS[-2:]], ids=str
+)
 def test_saved_and_reloaded_agent_acts_and_learns_identically(changes: dict[str, Any]) -> None:
     first = selector(**changes)
     play(first, range(20), ragged=True)

@@ -34,6 +34,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"history_input": "changes"},
     {"q_clip": "clamp", "reset_on_gap": True},
     {"turns": 1.0, "loss_lean": 2.0, "learn_start": 3},
+    {"input": "probed", "reward": "change", "identity": "none"},
+    {"reward": "change", "q_output": "per_class"},
 ]
 
 

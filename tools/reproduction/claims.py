@@ -68,6 +68,8 @@ OWN_RULES: dict[str, Rule] = {  # study -> the rule of its file's own claim
     "lean_study": own.leaning_beats_chance,
     "proof_study": own.proof_mends_the_harm,
     "proof": own.proof_mends_the_harm,
+    "taught_study": own.teaching_pays,
+    "taught": own.policy_travels,
     "averaged_digits": own.choosing_is_worth_little,
     "averaged": own.choosing_is_worth_little,
 }

@@ -186,6 +186,30 @@ def proof_mends_the_harm(evidence: Evidence) -> Finding:
     return Finding(verdict, f"{said}; leaning over {control} {points(leaning)}")
 
 
+def teaching_pays(evidence: Evidence) -> Finding:
+    """Whether a policy that others taught is worth more than chance, and than one's own lessons.
+
+    Holds if, pooled over settings, the taught agent is really above the control and really above
+    the same agent that learns in its own run, does not hold if one of these really goes the other
+    way, else cannot be told.
+    """
+    control = str(evidence.study.control)
+    over_chance = _pooled(evidence, "glimpse, taught", control)
+    over_own = _pooled(evidence, "glimpse, taught", "glimpse, untaught")
+    said = f"taught over {control} {points(over_chance)}, over untaught {points(over_own)}"
+    return Finding(all_of(above_zero([over_chance, over_own])), said)
+
+
+def policy_travels(evidence: Evidence) -> Finding:
+    """Whether a policy that one data set taught is worth more than chance on others.
+
+    Holds if the taught agent, pooled over settings, is really above the control, does not hold if
+    it is really below, else cannot be told.
+    """
+    found = _pooled(evidence, "glimpse, taught", str(evidence.study.control))
+    return Finding(above_zero([found])[0], points(found))
+
+
 def _pooled(evidence: Evidence, variant: str, other: str, margin: float = 0.0) -> Pooled | None:
     pairs = [((s, variant), (s, other)) for s in evidence.study.settings]
     return contrast(evidence, pairs, final, margin)

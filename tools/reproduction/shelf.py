@@ -27,6 +27,7 @@ TUNED_ON = dict.fromkeys(  # studies of preset `tuned` on the data of recipe_stu
         "fig8_identity",
         "components",
         "proof",
+        "taught",
         "averaged",
     ),
     CHOSE_THE_RECIPE,

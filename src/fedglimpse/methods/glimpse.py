@@ -20,6 +20,7 @@ from fedglimpse.rl.explore import Ask, Picked, epsilon, pick_each
 from fedglimpse.rl.policy import check_sketch, read_policy
 from fedglimpse.rl.proof import Proof
 from fedglimpse.rl.replay import Round
+from fedglimpse.rl.shaping import Shaping
 from fedglimpse.rl.starts import Starts
 from fedglimpse.rl.team import Team
 from fedglimpse.types import Choice, Method, Outcome, View
@@ -56,6 +57,7 @@ class GlimpseSelector:
         self.step = 0  # rounds acted: the t of the epsilon schedule
         self.starts = Starts(config.turns, config.loss_lean, config.loss)
         self.proof = Proof()
+        self.shaping = Shaping(config.gamma) if config.reward == "change" else None
         self.agent = Agent(
             config, sketch_dim=sketch_dim, num_classes=num_classes, seed=seed, device=device
         )
@@ -142,12 +144,13 @@ class GlimpseSelector:
         """Put together what is worth remembering; clients whose update failed were not chosen."""
         per_class = self.config.q_output == "per_class"
         reward = outcome.reward_per_class if per_class else torch.full((1,), outcome.reward)
+        reward = reward.float()
         return Round(
             clients=glance.clients,
             ids=view.ids,
             chosen=torch.isin(view.ids, outcome.selected),
             sketch=glance.sketch,
-            reward=reward.float(),
+            reward=reward if self.shaping is None else self.shaping(reward),
             histogram=self._histogram(view),
             round_num=view.round_num,
             k=k,
@@ -174,6 +177,8 @@ class GlimpseSelector:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue after a finished round."""
         own = {"starts": self.starts.state_dict(), "proof": self.proof.state_dict()}
+        if self.shaping is not None:
+            own["shaping"] = self.shaping.state_dict()
         return self.agent.state_dict() | own | {"step": self.step, "frozen": self.frozen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -183,6 +188,8 @@ class GlimpseSelector:
         self.starts.load_state_dict(state.pop("starts"))
         if (evidence := state.pop("proof", None)) is not None:  # runs of older versions have none
             self.proof.load_state_dict(evidence)
+        if self.shaping is not None:
+            self.shaping.load_state_dict(state.pop("shaping"))
         self.agent.load_state_dict(state)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedglimpse import rng
 from fedglimpse.rl import policy as policies
 from fedglimpse.rl.attention import entropy
-from fedglimpse.rl.config import AgentConfig
+from fedglimpse.rl.config import NUMBERS, AgentConfig
 from fedglimpse.rl.dqn import Batch, DoubleDQN, class_scores
 from fedglimpse.rl.flops import forward_flops, update_flops
 from fedglimpse.rl.history import History, RunningScale
@@ -61,7 +61,7 @@ class Agent:
         self.config, self.seed, self.device = config, seed, torch.device(device)
         self.known = 0  # ids below this one have been seen
         self._sizes = {"sketch_dim": sketch_dim, "num_classes": num_classes}
-        features = 3 if config.input == "scalar" else sketch_dim
+        features = sketch_dim if config.reads_sketches else 1 + len(NUMBERS[config.input])
         outputs = num_classes if config.q_output == "per_class" else 1
         self.shape = {"features": features, "sketch_dim": sketch_dim, "outputs": outputs}
         self._flops: dict[tuple[int, int], int] = {}

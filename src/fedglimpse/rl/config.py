@@ -1,4 +1,4 @@
-"""Every choice of the agent in one place, and the three presets that differ in them.
+"""Every choice of the agent in one place, and the presets that differ in them.
 
 The defaults are preset `tuned`. `paper` follows the paper's text wherever it speaks, `released` the
 authors' program (its bugs stay fixed). The window of temporal averaging is not here: it belongs to
@@ -20,7 +20,7 @@ class AgentConfig:
     """Settings of the attention Q-network agent, `agent.*` in a user's configuration."""
 
     # What the agent sees.
-    input: str = "grad"  # sketch of the update (grad) or weights (abs); scalar: norm, loss, size
+    input: str = "grad"  # sketch of the update (grad) or weights (abs); or numbers, see below
     standardise: bool = True  # z-score client features within the visible set
     normalise_history: bool = True  # running standardisation of the global sketches
     history: int = 5  # H: global sketches before the current one
@@ -43,6 +43,7 @@ class AgentConfig:
     q_clip: str = "none"  # how to bound abs(Q) by r_max / (1 - gamma), if at all
 
     # Learning.
+    reward: str = "level"  # learn from the score itself, or from its change: see `rl/shaping.py`
     n_step: int = 5  # rewards in a target before bootstrapping
     gamma: float = 0.9  # discount of later rewards
     tau: float = 0.005  # soft update of the target network, after every mini-batch
@@ -114,6 +115,11 @@ class AgentConfig:
         return self.history_input == "changes"
 
     @property
+    def reads_sketches(self) -> bool:
+        """True where a client is seen by a sketch, not by a few numbers."""
+        return self.input in SKETCHES
+
+    @property
     def q_bound(self) -> float | None:
         """Largest return the reward allows, or None where Q is not clipped."""
         return None if self.q_clip == "none" else REWARD_MAX / (1.0 - self.gamma)
@@ -126,16 +132,21 @@ class AgentConfig:
         return frozenset({*CLIENT_REPORTS[self.input], "global_sketch", "reward", *extra})
 
 
+SKETCHES: dict[str, str] = {"grad": "delta_sketch", "abs": "sketch"}
+NUMBERS: dict[str, tuple[str, ...]] = {  # besides the size, which every view carries
+    "scalar": ("update_norm", "train_loss"),
+    "probed": ("update_norm", "train_loss", "loss"),  # and how the global model does there
+}
 CLIENT_REPORTS: dict[str, tuple[str, ...]] = {
-    "grad": ("delta_sketch",),
-    "abs": ("sketch",),
-    "scalar": ("update_norm", "train_loss"),  # and the sizes, which every view carries
+    **{name: (report,) for name, report in SKETCHES.items()},
+    **NUMBERS,
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "input": ("grad", "abs", "scalar"),
+    "input": tuple(CLIENT_REPORTS),
     "history_input": ("models", "changes"),
     "encoder": ("attention", "mlp"),
+    "reward": ("level", "change"),
     "identity": ("table", "hashed", "none"),
     "q_output": ("scalar", "per_class"),
     "per_class_score": ("mean", "min"),
@@ -211,5 +222,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "heads": 2,
         "targets_once": False,
         "identity_decay": True,
+    },
+    "taught": {  # for `fedglimpse teach`: what is the same in every federation
+        "input": "probed",
+        "identity": "none",
+        "reward": "change",
+        "n_step": 1,
+        "gamma": 0.5,
+        "batch_size": 64,
     },
 }

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedglimpse.rl.config import NUMBERS, SKETCHES
 from fedglimpse.types import View
 
 LARGEST = 1e6  # of a feature as it is reported
@@ -39,10 +40,10 @@ def client_features(view: View, kind: str, standardise: bool) -> Tensor:
 
 def reported(view: View, kind: str) -> Tensor:
     """Return what an agent reads of the reports of visible clients, as it is `[V, F]`."""
-    if kind == "scalar":
-        columns = [view.reports["update_norm"], view.reports["train_loss"], view.sizes]
-        return torch.stack([column.float() for column in columns], dim=1)  # [V, 3]
-    return view.reports["delta_sketch" if kind == "grad" else "sketch"].float()  # [V, D]
+    if kind in SKETCHES:
+        return view.reports[SKETCHES[kind]].float()  # [V, D]
+    columns = [*(view.reports[name] for name in NUMBERS[kind]), view.sizes]
+    return torch.stack([column.float() for column in columns], dim=1)  # [V, 3] or [V, 4]
 
 
 def clean(rows: Tensor, standardise: bool) -> Tensor:

@@ -119,17 +119,17 @@ def check_use(save: str, load: str, method: str, selector: object) -> None:
         check_place(save)
 
 
-def check_place(path: str) -> None:
+def check_place(path: str, asked: str = "agent.save") -> None:
     """Raise UserError where a policy could not be written, before it is learnt."""
     target = Path(path).absolute()
     there = next(folder for folder in target.parents if folder.exists())
     if target.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
         raise UserError(
-            f"agent.save={path} cannot be written: name a file in a folder where you may write."
+            f"{asked}={path} cannot be written: name a file in a folder where you may write."
         )
 
 
-def write_policy(policy: dict[str, Any], path: str, seed: int, seeds: int) -> Path:
+def write_policy(policy: dict[str, Any], path: str, seed: int = 0, seeds: int = 1) -> Path:
     """Write a policy; where a run has several seeds, each file name ends in its seed."""
     target = Path(path)
     if seeds > 1:
@@ -141,5 +141,5 @@ def write_policy(policy: dict[str, Any], path: str, seed: int, seeds: int) -> Pa
         temporary.replace(target)
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
-        raise UserError(f"agent.save={path} cannot be written ({error}): name another.") from None
+        raise UserError(f"The policy {path} cannot be written ({error}): name another.") from None
     return target

@@ -109,7 +109,7 @@ class QNetwork(nn.Module):
             config.identity, config.identity_dim, config.identity_buckets, seed
         )
         with rng.isolated(seed, "qnet"):
-            self.encoder = Encoder(features, sketch_dim, dim, shared=config.input != "scalar")
+            self.encoder = Encoder(features, sketch_dim, dim, shared=config.reads_sketches)
             self.mixer = (
                 PerTokenMLP(dim, config.temporal_attention)
                 if config.encoder == "mlp"
