@@ -23,6 +23,8 @@ from fedglimpse.flower.client import client_app
 from fedglimpse.flower.round import Round
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
+from fedglimpse.rl.policy import write_policy
+from fedglimpse.teach import teach
 
 DEVICES_ONLY = {"failed", "received_bytes_chosen", "received_bytes_others", "seconds"}
 
@@ -275,3 +277,13 @@ def test_a_policy_of_the_simulator_is_served_frozen(tmp_path: Path) -> None:
         small.grid(), small.config("glimpse", rounds=12, agent__load=policy, agent__save=policy)
     )
     assert "td_loss" in learning.records[-1]
+
+
+def test_a_policy_that_others_taught_is_served(tmp_path: Path) -> None:
+    taught = teach([small.config("glimpse", preset="taught", rounds=12, seeds=[1, 2])], lessons=5)
+    policy = str(write_policy(taught.policy, str(tmp_path / "policy.pt")))
+    settings = small.config("glimpse", preset="taught", agent__load=policy, agent__frozen=True)
+    simulated, served = experiment.run(settings), small.serve(small.grid(), settings)
+    for ours, theirs in zip(served.records, simulated.records, strict=True):
+        assert ours["selected"] == theirs["selected"]
+        assert ours["q"] == pytest.approx(theirs["q"], abs=1e-3)
