@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from fedglimpse import run
+from fedglimpse.builder import build_world
 from fedglimpse.config import Config
 from fedglimpse.configure import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.rl.policy import write_policy
-from fedglimpse.teach import Taught, by_lot, teach
+from fedglimpse.rounds import play_round
+from fedglimpse.teach import Taught, by_lot, kept_aside, teach
 
 SMALL: dict[str, Any] = {
     "method": "glimpse", "preset": "taught", "data.name": "synthetic", "data.clients": 12,
@@ -35,6 +37,9 @@ def taught() -> Taught:
 
 def test_one_of_eight_is_kept_aside(taught: Taught) -> None:
     assert (taught.runs, taught.rounds, taught.aside) == (8, 8 * 14, 1)
+    assert kept_aside([5, 6, 5, 6]) == {6}  # all federations of a seed, or none
+    assert kept_aside([*range(17), *range(17)]) == {7, 15}
+    assert kept_aside([3, 3]) == set()
     assert taught.agreement is not None
     assert -1 <= taught.agreement.mean <= 1
 
@@ -56,11 +61,17 @@ def test_teaching_again_is_the_same(taught: Taught) -> None:
 
 
 def test_runs_that_teach_draw_all_and_forget_nothing() -> None:
-    config = by_lot(configs(rounds=700)[0])
-    assert config.agent.epsilon_min == 1.0
-    assert config.agent.updates_per_round == 0
-    assert config.agent.buffer == 700
-    assert replace(config, agent=configs(rounds=700)[0].agent) == configs(rounds=700)[0]
+    plain = configs(**{"agent.loss_lean": 5.0, "agent.prove": True})[0]
+    config = by_lot(plain)
+    assert replace(config, agent=plain.agent) == plain
+    world = build_world(config)
+    records = [record for _ in range(14) for record in play_round(world, False)]
+    assert {record["behaviour"] for record in records} == {"explore"}
+    agent = world.lanes[0].method.selector.agent  # type: ignore[attr-defined]
+    assert (agent.replay.count, agent.replay.oldest) == (14, 0)
+    highest = agent.replay.rows["clients"][:14, :6, 2].argmax(1)  # by loss
+    taken = agent.replay.rows["chosen"][torch.arange(14), highest].float().mean()
+    assert taken < 0.8  # by lot 1 / 3; with the lean 1
 
 
 def test_a_single_run_teaches_too() -> None:
@@ -75,22 +86,27 @@ def test_a_single_run_teaches_too() -> None:
         ({"agent.identity": "table"}, "agent.identity=table remembers"),
         ({"agent.load": "p.pt"}, "agent.load has no place"),
         ({"agent.save": "p.pt"}, "agent.save has no place"),
-        ({"agent.frozen": True}, "agent.frozen=true learns nothing"),
+        ({"agent.frozen": True}, "agent.frozen has no place"),
+        ({"agent.aux_weight": 0.1}, "agent.aux_weight has no place"),
+        ({"local.lr": 1e30}, "In no round an update was used"),
+        ({"agent.lr": 1e12, "agent.grad_clip": 0.0}, "The lessons diverged"),
         ({"agent.exploration": "partial"}, "agent.exploration=partial draws only a part"),
         ({"rounds": 1}, "1 rounds leave nothing to learn from"),
     ],
 )
 def test_what_cannot_be_taught(changes: dict[str, Any], part: str) -> None:
     with pytest.raises(UserError, match=part):
-        teach(configs(**changes), lessons=2)
+        teach(configs(**changes), lessons=20)
 
 
 def test_federations_that_do_not_fit_together() -> None:
-    with pytest.raises(UserError, match=r"agree on agent\.\*"):
+    with pytest.raises(UserError, match=r"agent\.gamma, which is 0\.5 and 0\.6"):
         teach([*configs(), *configs(**{"agent.gamma": 0.6})], lessons=2)
     with pytest.raises(UserError, match=r"rounds=14 and rounds=13"):
         teach([*configs(), *configs(rounds=13)], lessons=2)
     with pytest.raises(UserError, match=r"local\.epochs.*cannot share a world"):
         teach([*configs(), *configs(**{"local.epochs": 2})], lessons=2)
+    with pytest.raises(UserError, match="the same in every setting"):
+        teach([*configs(), *configs()], lessons=2)
     with pytest.raises(UserError, match="0 lessons"):
         teach(configs(), lessons=0)

@@ -24,10 +24,20 @@ from fedglimpse.toml import read_table
 OPTION = re.compile(r"options\.[A-Za-z0-9_-]+")
 
 
-def load(file: Path | str | None = None, words: Iterable[str] = ()) -> Config:
-    """Build a configuration from a TOML file and `key=value` words, both optional."""
+def load(
+    file: Path | str | None = None,
+    words: Iterable[str] = (),
+    otherwise: Mapping[str, Any] | None = None,
+) -> Config:
+    """Build a configuration from a TOML file and `key=value` words, both optional.
+
+    Args:
+        file: read first.
+        words: win over the file.
+        otherwise: dotted keys for what neither says.
+    """
     values = read_toml(Path(file)) if file is not None else {}
-    return resolve({**values, **parse_words(words)})
+    return resolve({**(otherwise or {}), **values, **parse_words(words)})
 
 
 def resolve(values: Mapping[str, Any]) -> Config:

@@ -47,6 +47,8 @@ def _checksums(config: Mapping[str, Any]) -> dict[str, str]:
     if (data := checksum_of(str(config["data.name"]))) is not None:
         found["data.name"] = f"{data:08x}"
     for key in FILES:
+        if key == "agent.load" and config["agent.save"]:
+            continue  # it may be the file that the run itself writes at its end
         path = Path(str(config[key] or ""))
         if config[key] and path.is_file():
             found[key] = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -84,8 +84,8 @@ class RunFolder:
                 )
             if key := changed_input(there, config.flat()):
                 raise UserError(
-                    f"{key} leads to other data than when this run began: name another --out, or "
-                    "bring them back as they were."
+                    f"{key} leads to something else than when this run began: name another --out, "
+                    "or bring it back as it was."
                 )
             begun = there.get("fedglimpse", VERSION)
             if begun != VERSION and not self.summary.exists():

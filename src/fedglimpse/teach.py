@@ -7,7 +7,9 @@ learnt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any, cast
@@ -24,7 +26,7 @@ from fedglimpse.sim.world import Lane
 from fedglimpse.summary import Estimate
 
 METHOD = "glimpse"  # the method whose agent is taught
-ASIDE = 8  # one run of so many is kept aside
+ASIDE = 8  # one seed of so many is kept aside, and one of fewer
 
 
 @dataclass(frozen=True)
@@ -52,52 +54,92 @@ def teach(configs: Sequence[Config], lessons: int, listener: Listener | None = N
     """
     for config in configs:
         check(config, configs[0])
+    if any(config in configs[:i] for i, config in enumerate(configs)):
+        raise UserError("Two of the federations are the same in every setting: leave one out.")
     if lessons < 1:
         raise UserError(f"{lessons} lessons teach nothing: take 1 or more, such as 6000.")
     world = build_world([by_lot(config) for config in configs])
-    lanes = list(world.lanes)
-    rounds = configs[0].rounds
+    lanes, rounds = list(world.lanes), configs[0].rounds
     listener = listener or Silent()
-    listener.begin(f"{len(lanes)} runs", 0, rounds)
-    try:
-        crew = crew_of(world)
+    crew = crew_of(world)
+    with _telling(listener, f"{len(lanes)} runs", rounds):
         for _ in range(rounds):
             listener.round(play_round(world, False, crew))
+    with _telling(listener, "lessons", lessons):
+        return _learn(configs[0], lanes, lessons, lambda: listener.round([]))
+
+
+@contextmanager
+def _telling(listener: Listener, name: str, total: int) -> Iterator[None]:
+    listener.begin(name, 0, total)
+    try:
+        yield
     finally:
         listener.end()
-    return _learn(configs[0], lanes, lessons)
 
 
-def _learn(config: Config, lanes: Sequence[Lane], lessons: int) -> Taught:
+def _learn(
+    config: Config, lanes: Sequence[Lane], lessons: int, after: Callable[[], None]
+) -> Taught:
     """Teach a new agent by what the agents of the lanes remember."""
-    agents = [cast(GlimpseSelector, lane.method.selector).agent for lane in lanes]
-    aside = agents[ASIDE - 1 :: ASIDE] or agents[-1:]
-    teachers = [agent for agent in agents if agent not in aside] or agents
-    seed, first = config.seeds[0], agents[0]
+    kept = kept_aside([lane.seed for lane in lanes])
+    teachers = School([_agent(lane) for lane in lanes if lane.seed not in kept])
+    if not len(teachers.places):
+        raise UserError(
+            "In no round an update was used, so there is nothing to learn from: clients were too "
+            "few (visibility.min_visible) or diverged (local.lr)."
+        )
+    seed = config.seeds[0]
     pupil = Agent(
         config.agent,
         sketch_dim=config.sketch.size,
         num_classes=lanes[0].population.dataset.num_classes,
         seed=seed,
-        device=str(first.device),
+        device=str(teachers.device),
     )
-    losses = School(teachers).teach(pupil, lessons, seed)
-    found = School(aside).agreement(pupil) if len(agents) > 1 else []
+    losses = teachers.teach(pupil, lessons, seed, after)
+    td_loss = mean(losses[-max(lessons // 10, 1) :])
+    if not math.isfinite(td_loss):
+        raise UserError(f"The lessons diverged, TD loss {td_loss}: take a smaller agent.lr.")
+    found = (
+        School([_agent(lane) for lane in lanes if lane.seed in kept]).agreement(pupil)
+        if kept
+        else []
+    )
     return Taught(
         policy=pupil.policy() | {"step": config.rounds, "sketch": asdict(config.sketch)},
-        runs=len(teachers),
-        rounds=sum(agent.replay.count for agent in teachers),
-        td_loss=mean(losses[-max(lessons // 10, 1) :]),
+        runs=len(teachers.agents),
+        rounds=sum(agent.replay.count for agent in teachers.agents),
+        td_loss=td_loss,
         aside=len(found),
         agreement=Estimate.of(found) if found else None,
     )
 
 
+def _agent(lane: Lane) -> Agent:
+    return cast(GlimpseSelector, lane.method.selector).agent
+
+
+def kept_aside(seeds: Sequence[int]) -> set[int]:
+    """Return the seeds that do not teach; federations of one seed share their initial model."""
+    different = list(dict.fromkeys(seeds))
+    if len(different) < 2:
+        return set()
+    return set(different[ASIDE - 1 :: ASIDE] or different[-1:])
+
+
 def by_lot(config: Config) -> Config:
     """Return the configuration of a run that draws its choices and remembers all of its rounds."""
-    room = max(config.agent.buffer, config.rounds)
-    agent = replace(config.agent, epsilon_min=1.0, updates_per_round=0, prove=False, buffer=room)
-    return replace(config, agent=agent)
+    agent = config.agent
+    drawn = replace(
+        agent,
+        epsilon_min=1.0,
+        updates_per_round=0,
+        prove=False,
+        loss_lean=0.0,
+        buffer=max(config.rounds, agent.n_step + agent.history + 1),
+    )
+    return replace(config, agent=drawn)
 
 
 def check(config: Config, first: Config) -> None:
@@ -106,8 +148,12 @@ def check(config: Config, first: Config) -> None:
         raise UserError(
             f"method={config.method} learns no policy that could be taught: use method={METHOD}."
         )
-    if config.agent != first.agent:
-        raise UserError("Federations that teach one policy must agree on agent.*: set it for all.")
+    for key, value in asdict(config.agent).items():
+        if value != getattr(first.agent, key):
+            raise UserError(
+                f"Federations that teach one policy must agree on agent.{key}, which is "
+                f"{getattr(first.agent, key)} and {value}: set it for all."
+            )
     if config.rounds != first.rounds:
         raise UserError(
             f"Federations that teach one policy play side by side, but have rounds={first.rounds} "
@@ -123,11 +169,9 @@ def check(config: Config, first: Config) -> None:
             f"agent.identity={config.agent.identity} remembers the clients of one federation, who "
             "are not those of another: set agent.identity=none."
         )
-    for name in ("load", "save"):
+    for name in ("load", "save", "frozen", "aux_weight"):
         if getattr(config.agent, name):
             raise UserError(f"agent.{name} has no place in teaching: leave it out.")
-    if config.agent.frozen:
-        raise UserError("agent.frozen=true learns nothing: leave it out of teaching.")
     if config.agent.exploration != "all":
         raise UserError(
             f"agent.exploration={config.agent.exploration} draws only a part of a choice, and "

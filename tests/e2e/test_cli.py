@@ -219,8 +219,8 @@ def test_a_policy_is_taught_and_used(tmp_path: Path) -> None:
     words += ["--lessons", "3", "--policy", "policies/one.pt", "-q"]
     done = call(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "taught by 3 runs, 36 rounds, in 3 lessons" in done.stdout
-    assert "of 1 run kept aside" in done.stdout
+    assert "taught by 2 runs, 24 rounds, in 3 lessons" in done.stdout
+    assert "of 2 runs kept aside" in done.stdout
     use = ["preset=taught", "method=glimpse", "agent.load=policies/one.pt", "agent.frozen=true"]
     done = call("run", *small, *use, "--out", "a", "-q", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -242,6 +242,12 @@ def test_mistakes_in_teaching(tmp_path: Path, words: list[str], part: str) -> No
     assert (done.returncode, part in done.stderr) == (2, True), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_says_otherwise_is_heard(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('method = "fedavg"\n')
+    done = call("teach", "own.toml", "--policy", "p.pt", cwd=tmp_path)
+    assert (done.returncode, "method=fedavg learns no policy" in done.stderr) == (2, True)
 
 
 def test_settings_of_an_agent_that_is_not_there_are_named(tmp_path: Path) -> None:

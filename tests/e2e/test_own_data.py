@@ -211,7 +211,9 @@ def test_a_run_does_not_go_on_with_other_data(here: Path) -> None:
     (here / "scale.txt").write_text("2")
     done = call(here, "run", "--out", "scaled", "--resume", "-q")
     assert done.returncode == 2
-    assert "data.name=own_data:scaled leads to other data than when this run began" in done.stderr
+    assert (
+        "data.name=own_data:scaled leads to something else than when this run began" in done.stderr
+    )
     (here / "scale.txt").write_text("1")
     done = call(here, "run", "--out", "scaled", "--resume", "-q")
     assert done.returncode == 0, done.stderr
@@ -225,7 +227,7 @@ def test_nor_with_another_trace(here: Path) -> None:
     with pytest.raises(Stopped):
         run({**SMALL, **keys}, "traced", should_stop=lambda: next(stops))
     (here / "trace.csv").write_text(trace.replace("99999", "88888"))
-    with pytest.raises(UserError, match=r"visibility\.trace=trace\.csv leads to other data"):
+    with pytest.raises(UserError, match=r"visibility\.trace=trace\.csv leads to something else"):
         run({**SMALL, **keys}, "traced", resume=True)
 
 
@@ -293,5 +295,13 @@ def test_nor_with_another_policy(here: Path) -> None:
     with pytest.raises(Stopped):
         run(keys, "loaded", should_stop=lambda: next(stops))
     (here / "policy-1.pt").rename(here / "policy.pt")
-    with pytest.raises(UserError, match=r"agent\.load=policy\.pt leads to other data"):
+    with pytest.raises(UserError, match=r"agent\.load=policy\.pt leads to something else"):
         run(keys, "loaded", resume=True)
+
+
+def test_a_run_may_write_the_policy_it_began_with(here: Path) -> None:
+    base = {**SMALL, "method": "glimpse", "agent.save": "policy.pt"}
+    run(base)
+    keys = {**base, "agent.load": "policy.pt"}
+    first = run(keys, "again").summary
+    assert run(keys, "again", resume=True).summary == first

@@ -21,7 +21,7 @@ def played(lane: int, rounds: int = 14, **settings: Any) -> Agent:
     """An agent that drew its choices, in sets whose size differs."""
     one = selector(lane, epsilon_min=1.0, updates_per_round=0, **settings)
     for t in range(rounds):
-        seen = view(100 * lane + t, visible=2 + (t + lane) % 5)
+        seen = view(100 * lane + t, visible=2 + 6 * lane + (t + lane) % 5, clients=30)
         seen = type(seen)(**{**vars(seen), "round_num": t})
         one.feedback(outcome(seen, one.select(seen, 2).slots))
     return one.agent
@@ -68,13 +68,13 @@ def test_a_batch_is_what_each_agent_would_gather(settings: dict[str, Any]) -> No
 
 def test_drawn_from_all_and_the_same_again() -> None:
     school = School([played(lane) for lane in range(3)])
-    pupils = [played(9), played(9)]
+    pupils = [selector(9).agent, selector(9).agent]
     losses = [school.teach(pupil, 20, seed=4) for pupil in pupils]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 20
     for a, b in zip(*(pupil.net.parameters() for pupil in pupils), strict=True):
         assert torch.equal(a, b)
-    assert losses[0] != school.teach(played(9), 20, seed=5)
+    assert losses[0] != school.teach(selector(9).agent, 20, seed=5)
 
 
 SETTINGS: dict[str, Any] = {

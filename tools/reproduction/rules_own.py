@@ -28,6 +28,7 @@ REMOVED = (  # variants of components.toml without one of the parts that its cla
 )
 
 POINT = 0.01  # of accuracy
+BY_LOSS = "power-of-choice"  # the clients with the highest loss, without an agent
 
 
 def recipe_matters_more(evidence: Evidence) -> Finding:
@@ -197,7 +198,9 @@ def teaching_pays(evidence: Evidence) -> Finding:
     over_chance = _pooled(evidence, "glimpse, taught", control)
     over_own = _pooled(evidence, "glimpse, taught", "glimpse, untaught")
     said = f"taught over {control} {points(over_chance)}, over untaught {points(over_own)}"
-    return Finding(all_of(above_zero([over_chance, over_own])), said)
+    by_loss = points(_pooled(evidence, "glimpse, taught", BY_LOSS))
+    verdict = all_of(above_zero([over_chance, over_own]))
+    return Finding(verdict, f"{said}; over {BY_LOSS}, which learns nothing, {by_loss}")
 
 
 def policy_travels(evidence: Evidence) -> Finding:
@@ -207,7 +210,8 @@ def policy_travels(evidence: Evidence) -> Finding:
     it is really below, else cannot be told.
     """
     found = _pooled(evidence, "glimpse, taught", str(evidence.study.control))
-    return Finding(above_zero([found])[0], points(found))
+    by_loss = points(_pooled(evidence, "glimpse, taught", BY_LOSS))
+    return Finding(above_zero([found])[0], f"{points(found)}; over {BY_LOSS} {by_loss}")
 
 
 def _pooled(evidence: Evidence, variant: str, other: str, margin: float = 0.0) -> Pooled | None:

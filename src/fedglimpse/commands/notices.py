@@ -11,19 +11,18 @@ from fedglimpse.config import Config
 from fedglimpse.configure import parse_words
 from fedglimpse.methods.registry import MODULES
 from fedglimpse.progress import Listener
-
-HAS_THE_AGENT = "glimpse"  # the one method of the library that `agent.*` configures
+from fedglimpse.teach import METHOD
 
 
 def without_effect(config: Config, settings: Sequence[str]) -> str:
     """Name the `agent.*` of the command line that this method does not have; none: nothing."""
     given = [name for name in parse_words(settings) if name.startswith("agent.")]
-    if not given or config.method == HAS_THE_AGENT or config.method not in MODULES:
+    if not given or config.method == METHOD or config.method not in MODULES:
         return ""  # a method of the user's own may read them
     has = "has" if len(given) == 1 else "have"
     return (
         f"{', '.join(given)} {has} no effect with method={config.method}: only "
-        f"method={HAS_THE_AGENT} has that agent."
+        f"method={METHOD} has that agent."
     )
 
 

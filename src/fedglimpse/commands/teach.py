@@ -14,7 +14,7 @@ from fedglimpse.progress import listener
 from fedglimpse.rl.policy import check_place, write_policy
 from fedglimpse.teach import METHOD, teach
 
-BEFORE = (f"method={METHOD}", "preset=taught")  # what the words are read after
+OTHERWISE = {"method": METHOD, "preset": "taught"}  # for what the user does not say
 
 
 def teach_command(
@@ -39,17 +39,22 @@ def teach_command(
     files, settings = without_names(words or [])
     check_place(str(policy), "--policy")
     changed = [[], *(_split(some) for some in also or [])]
-    configs = [load_config(files, [*BEFORE, *settings, *more]) for more in changed]
+    configs = [load_config(files, [*settings, *more], OTHERWISE) for more in changed]
     taught = teach(configs, lessons, listener(quiet))
     typer.echo(
-        f"taught by {taught.runs} runs, {taught.rounds:,} rounds, in {lessons:,} lessons; TD loss "
-        f"{taught.td_loss:.2g}"
+        f"taught by {_runs(taught.runs)}, {taught.rounds:,} rounds, in {lessons:,} lessons; "
+        f"TD loss {taught.td_loss:.2g}"
     )
-    if taught.agreement is not None:
-        runs = "1 run" if taught.aside == 1 else f"{taught.aside} runs"
+    if taught.agreement is None:
+        typer.echo("agreement cannot be told: it takes other seeds, with more rounds and a choice")
+    else:
         agreement = taught.agreement.text(1, 3)
-        typer.echo(f"agreement with the rewards of {runs} kept aside: {agreement}")
+        typer.echo(f"agreement with the rewards of {_runs(taught.aside)} kept aside: {agreement}")
     typer.echo(f"policy: {write_policy(taught.policy, str(policy))}")
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _split(words: str) -> list[str]:

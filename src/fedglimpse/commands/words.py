@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,8 +37,10 @@ def without_names(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     return files, settings
 
 
-def load_config(files: Sequence[Path], settings: Sequence[str]) -> Config:
-    """Read at most one file and the settings after it."""
+def load_config(
+    files: Sequence[Path], settings: Sequence[str], otherwise: Mapping[str, Any] | None = None
+) -> Config:
+    """Read at most one file and the settings after it; `otherwise` is for what they do not say."""
     if len(files) > 1:
         raise UserError(f"Two files were given, {files[0]} and {files[1]}: name one.")
-    return load(files[0] if files else None, settings)
+    return load(files[0] if files else None, settings, otherwise)

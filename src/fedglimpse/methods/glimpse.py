@@ -17,7 +17,7 @@ from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.rl.agent import Agent, Glance
 from fedglimpse.rl.config import AgentConfig
 from fedglimpse.rl.explore import Ask, Picked, epsilon, pick_each
-from fedglimpse.rl.policy import check_sketch, read_policy
+from fedglimpse.rl.policy import check_lessons, check_sketch, read_policy
 from fedglimpse.rl.proof import Proof
 from fedglimpse.rl.replay import Round
 from fedglimpse.rl.shaping import Shaping
@@ -129,8 +129,9 @@ class GlimpseSelector:
         }
         if glance.entropy is not None:
             metrics["attention_entropy"] = glance.entropy
+        reward = self._reward(outcome)
         if not self.frozen:
-            self.agent.replay.add(self._round(view, k, glance, outcome))
+            self.agent.replay.add(self._round(view, k, glance, outcome, reward))
         if self.config.prove:
             metrics["trust"] = self.proof.trust
             chosen = torch.isin(view.ids, outcome.selected)
@@ -140,17 +141,20 @@ class GlimpseSelector:
         self._pending = None
         return metrics
 
-    def _round(self, view: View, k: int, glance: Glance, outcome: Outcome) -> Round:
-        """Put together what is worth remembering; clients whose update failed were not chosen."""
+    def _reward(self, outcome: Outcome) -> Tensor:
+        """Return what the agent learns from `[R]`: one reward, or one for each class."""
         per_class = self.config.q_output == "per_class"
         reward = outcome.reward_per_class if per_class else torch.full((1,), outcome.reward)
-        reward = reward.float()
+        return reward.float() if self.shaping is None else self.shaping(reward.float())
+
+    def _round(self, view: View, k: int, glance: Glance, outcome: Outcome, reward: Tensor) -> Round:
+        """Put together what is worth remembering; clients whose update failed were not chosen."""
         return Round(
             clients=glance.clients,
             ids=view.ids,
             chosen=torch.isin(view.ids, outcome.selected),
             sketch=glance.sketch,
-            reward=reward if self.shaping is None else self.shaping(reward),
+            reward=reward,
             histogram=self._histogram(view),
             round_num=view.round_num,
             k=k,
@@ -171,8 +175,11 @@ class GlimpseSelector:
         self, policy: dict[str, Any], frozen: bool = False, keep_scale: bool = False
     ) -> None:
         """Start from a trained policy, or use it frozen; see `Agent.load_policy`."""
+        frozen = frozen or self.config.frozen
+        if not frozen:
+            check_lessons(policy, self.config)
         self.agent.load_policy(policy, keep_scale)
-        self.step, self.frozen = policy["step"], frozen or self.config.frozen
+        self.step, self.frozen = policy["step"], frozen
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue after a finished round."""

@@ -20,7 +20,7 @@ class AgentConfig:
     """Settings of the attention Q-network agent, `agent.*` in a user's configuration."""
 
     # What the agent sees.
-    input: str = "grad"  # sketch of the update (grad) or weights (abs); or numbers, see below
+    input: str = "grad"  # sketch of update or weights (abs); norm, loss, size (scalar); see probed
     standardise: bool = True  # z-score client features within the visible set
     normalise_history: bool = True  # running standardisation of the global sketches
     history: int = 5  # H: global sketches before the current one
@@ -183,6 +183,8 @@ SHARES: dict[str, tuple[bool, bool]] = {  # numbers from 0 to 1: may they be 0, 
 
 ARCHITECTURE: tuple[str, ...] = (  # a policy fits only an agent that agrees on all of these
     "input",
+    "standardise",
+    "normalise_history",
     "history",
     "history_input",
     "d_token",

@@ -53,6 +53,12 @@ def check(policy: dict[str, Any], config: AgentConfig, sizes: dict[str, int]) ->
         )
 
 
+def check_lessons(policy: dict[str, Any], config: AgentConfig) -> None:
+    """Raise UserError where an agent would learn on from rewards of another kind."""
+    theirs = policy["agent"].get("reward", AgentConfig.reward)  # older policies lack the key
+    _check_same("agent.reward", theirs, config.reward)
+
+
 def check_sketch(policy: dict[str, Any], sketch: Mapping[str, Any]) -> None:
     """Raise UserError where a policy has learnt from other sketches; older ones do not say."""
     for key, theirs in policy.get("sketch", {}).items():

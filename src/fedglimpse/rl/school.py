@@ -7,7 +7,7 @@ federations, but what clients report of themselves means the same everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.rl.agent import Agent
 from fedglimpse.rl.bank import Bank
-from fedglimpse.rl.dqn import Batch, class_scores
-from fedglimpse.rl.history import standardised
+from fedglimpse.rl.dqn import Batch, class_scores, set_value
+from fedglimpse.rl.history import Numbers, standardised
 from fedglimpse.rl.observation import Observation
 from fedglimpse.rl.shared_view import scales
 
@@ -37,12 +37,20 @@ class School:
         self.places = torch.stack([torch.cat(lanes), torch.cat(starts)], dim=1)  # [M, 2]
         self.width = max(int(agent.replay.rows["visible"].max()) for agent in agents)
         self._oldest = torch.tensor([agent.replay.oldest for agent in agents])
-        self._numbers = type(found := scales(agents))(*(n.to(self.device) for n in found))
+        self._numbers = Numbers(*(number.to(self.device) for number in scales(agents)))
 
-    def teach(self, pupil: Agent, lessons: int, seed: int) -> list[float]:
+    def teach(
+        self, pupil: Agent, lessons: int, seed: int, after: Callable[[], None] = lambda: None
+    ) -> list[float]:
         """Let `pupil` learn from mini-batches of all memories; returns the TD loss of each.
 
         Steps become smaller until the last, so that what stays is no matter of the last few.
+
+        Args:
+            pupil: an agent with the same settings.
+            lessons: mini-batches.
+            seed: of the draws.
+            after: called after every lesson.
         """
         losses = []
         for lesson in range(lessons):
@@ -51,6 +59,7 @@ class School:
             draw = rng.generator(seed, "lesson", lesson)
             drawn = torch.randint(len(self.places), (self.config.batch_size,), generator=draw)
             losses.append(pupil.learner.update(self.batch(self.places[drawn])))
+            after()
         return torch.stack(losses).tolist() if losses else []
 
     def batch(self, places: Tensor) -> Batch:
@@ -74,7 +83,7 @@ class School:
         obs = Observation(*(tensor[:, 0] for tensor in obs))
         if not self.config.normalise_history:
             return obs
-        numbers = type(self._numbers)(*(number[lanes[:, 0]] for number in self._numbers))
+        numbers = Numbers(*(number[lanes[:, 0]] for number in self._numbers))
         history = standardised(obs.history, numbers, self.config.shows_changes)
         return obs._replace(history=history)
 
@@ -83,18 +92,23 @@ class School:
         """Correlate what the pupil says of drawn sets with the change of the reward that came.
 
         Returns:
-            One correlation for each agent, of its own rounds; none where they do not vary.
+            One correlation for each agent, of its own rounds; none where these are too few, or
+            said or came are always the same.
         """
         found = []
         for r, agent in enumerate(self.agents):
             places = self.places[self.places[:, 0] == r]
             places = places[places[:, 1] > agent.replay.oldest]  # there is a round before
-            if len(places) < LEAST_ROUNDS:
+            if not len(places):
                 continue
             batch = self.batch(places)
             q = class_scores(pupil.net(batch.obs), self.config.per_class_score)
-            said = advantage(q, batch.obs.mask, batch.chosen).cpu()
-            c = torch.corrcoef(torch.stack([said, changes(agent, places[:, 1])]))[0, 1]
+            choice = batch.chosen.sum(1) < batch.obs.mask.sum(1)  # not everybody was taken
+            said = advantage(q, batch.obs.mask, batch.chosen)[choice].cpu()
+            came = changes(agent, places[:, 1])[choice.cpu()]
+            if len(said) < LEAST_ROUNDS:
+                continue
+            c = torch.corrcoef(torch.stack([said, came]))[0, 1]
             if c.isfinite():
                 found.append(float(c))
         return found
@@ -109,10 +123,9 @@ def advantage(q: Tensor, mask: Tensor, chosen: Tensor) -> Tensor:
         chosen: True for the chosen.  # [B, V]
     """
     count = mask.sum(1)
-    mean = torch.where(mask, q, 0.0).sum(1) / count
+    mean = set_value(q, mask)
     spread = (torch.where(mask, q - mean[:, None], 0.0).square().sum(1) / count).sqrt()
-    own = torch.where(chosen, q, 0.0).sum(1) / chosen.sum(1).clamp_min(1)
-    return (own - mean) / spread.clamp_min(1e-12)  # [B]
+    return (set_value(q, chosen) - mean) / spread.clamp_min(1e-12)  # [B]
 
 
 def changes(agent: Agent, entries: Tensor) -> Tensor:
