@@ -131,9 +131,12 @@ def early(evidence: Evidence, arm: Arm) -> Values:
 
 
 def deviation(evidence: Evidence, arm: Arm) -> Values:
-    """Distance of each seed's accuracy from the mean over seeds; nothing of a single seed."""
+    """Distance of each seed's accuracy from the mean over seeds, three at least.
+
+    Two are equally far from their mean, and would look like a distance without noise.
+    """
     values = final(evidence, arm)
-    if len(values) < 2:
+    if len(values) < 3:
         return {}
     middle = fmean(values.values())
     return {seed: abs(value - middle) for seed, value in values.items()}
