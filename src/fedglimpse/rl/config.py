@@ -20,7 +20,7 @@ class AgentConfig:
     """Settings of the attention Q-network agent, `agent.*` in a user's configuration."""
 
     # What the agent sees.
-    input: str = "grad"  # sketch of update or weights (abs); norm, loss, size (scalar); see probed
+    input: str = "grad"  # sketch of the update (grad) or weights (abs); numbers (scalar, probed)
     standardise: bool = True  # z-score client features within the visible set
     normalise_history: bool = True  # running standardisation of the global sketches
     history: int = 5  # H: global sketches before the current one
