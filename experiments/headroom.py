@@ -57,7 +57,8 @@ from fedglimpse.configure import load
 from fedglimpse.crew import Crew
 from fedglimpse.methods.base import Stateless
 from fedglimpse.methods.oracle_balance import evenness
-from fedglimpse.sim.reports import TrainedClients, proxy_examples
+from fedglimpse.sim.clients import TrainedClients
+from fedglimpse.sim.reports import proxy_examples
 from fedglimpse.sim.world import World
 from fedglimpse.theory.rank import spearman
 from fedglimpse.types import Choice, View

@@ -206,3 +206,33 @@ def test_the_public_names_exist() -> None:
     assert {"run", "load", "Stopped", "Update", "Dataset"} <= set(dir(fedglimpse))
     for name in fedglimpse.__all__:
         assert getattr(fedglimpse, name) is not None
+
+
+@pytest.mark.parametrize("method", ["glimpse", "f3ast", "fedawac"])
+def test_books_that_wait_for_the_next_round_say_the_same(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: selectors learn and records are written while the next clients train."""
+    keys = {**SMALL, "method": method, "rounds": 9, "seeds": [0, 1], "agent.learn_start": 3}
+    keys |= {"agent.n_step": 1, "checkpoint.every": 4, "checkpoint.keep_models": 3}
+    at_once = run(keys, tmp_path / "at-once")
+    monkeypatch.setattr("fedglimpse.experiment.books_can_wait", lambda world: True)
+    later, told = run(keys, tmp_path / "later"), list[int]()
+    assert untimed(later.records) == untimed(at_once.records)
+    assert untimed(RunFolder(tmp_path / "later").read()) == untimed(at_once.records)
+    assert torch.equal(later.world.states, at_once.world.states)
+    kept = [
+        sorted(p.name for p in (tmp_path / name / "models").iterdir())
+        for name in ("at-once", "later")
+    ]
+    assert kept[0] == kept[1]
+
+    def after_six() -> bool:
+        told.append(1)
+        return len(told) == 6
+
+    with pytest.raises(Stopped):
+        run(keys, tmp_path / "stopped", should_stop=after_six)
+    assert len(RunFolder(tmp_path / "stopped").read()) == 12
+    again = run(keys, tmp_path / "stopped", resume=True)
+    assert untimed(again.records) == untimed(at_once.records)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from fedglimpse.plugins import users_fault
 from fedglimpse.progress import Listener, Silent
 from fedglimpse.records import RunFolder, writing
 from fedglimpse.rl.policy import check_use, write_policy
-from fedglimpse.rounds import crew_of, places_of, play_round, restore, snapshot
+from fedglimpse.rounds import Books, crew_of, open_round, places_of, restore, snapshot
 from fedglimpse.sim.lane import check_state
 from fedglimpse.sim.world import Lane, World
 from fedglimpse.summary import summarise
@@ -171,6 +172,12 @@ class _Part:
         """True after a round that is to be saved."""
         return self.done % self.config.checkpoint.every == 0 or self.done == self.config.rounds
 
+    @property
+    def keeps(self) -> bool:
+        """True after a round whose models are to be kept."""
+        every = self.config.checkpoint.keep_models
+        return every > 0 and (self.done % every == 0 or self.done == self.config.rounds)
+
     def take(self, world: World, records: Mapping[int, dict[str, Any]]) -> None:
         """Take in a round's records, by lane, and write them."""
         new = [{**records[id(lane)], "lane": i} for i, lane in enumerate(self.lanes)]
@@ -182,9 +189,7 @@ class _Part:
 
     def _keep_models(self, world: World) -> None:
         """Keep the models that the coming round starts from, where they are asked for."""
-        every = self.config.checkpoint.keep_models
-        due = every and (self.done % every == 0 or self.done == self.config.rounds)
-        if due and self.folder is not None:
+        if self.keeps and self.folder is not None:
             save_models(self.folder.path, self.done, world.states[places_of(world, self.lanes)])
 
     def finish(self) -> None:
@@ -206,6 +211,7 @@ def _play(
 ) -> None:
     """Play rounds until every run has all of its own; a run that is over leaves the world."""
     going, crew = list(parts), crew_of(world)
+    finish: Callable[[], object] = int  # the last round, where that was put off; else nothing
     while True:
         over = [part for part in going if part.done >= part.config.rounds]
         going = [part for part in going if part.done < part.config.rounds]
@@ -213,19 +219,35 @@ def _play(
             part.finish()
         if not going:
             return
-        world.retire([lane for part in over for lane in part.lanes])
+        if over:
+            world.retire([lane for part in over for lane in part.lanes])
         evaluate = [scored(part.config, part.done) for part in going for _ in part.lanes]
         crew = crew_of(world, crew)
-        lanes, records = list(world.lanes), play_round(world, evaluate, crew)
-        of_lane = {id(lane): record for lane, record in zip(lanes, records, strict=True)}
-        stop = should_stop()
-        for part in going:
-            part.take(world, of_lane)
-        if stop or any(part.due for part in going):
+        books = open_round(world, evaluate, crew, finish)
+        finish = partial(_finish_round, world, going, books, listener)
+        stop, due = should_stop(), any(part.due for part in going)
+        if books_can_wait(world) and not (stop or due or any(part.keeps for part in going)):
+            continue
+        finish()
+        finish = int
+        if stop or due:
             _save(world, going)
-        listener.round(records)
         if stop and any(part.done < part.config.rounds for part in going):
             raise Stopped
+
+
+def books_can_wait(world: World) -> bool:
+    """True where clients train while a server does something else: on a GPU."""
+    return world.states.is_cuda
+
+
+def _finish_round(world: World, parts: Sequence[_Part], books: Books, listener: Listener) -> None:
+    """Let selectors learn from the last round that was opened, and write its records."""
+    records = books()
+    of_lane = {id(lane): record for lane, record in zip(world.lanes, records, strict=True)}
+    for part in parts:
+        part.take(world, of_lane)
+    listener.round(records)
 
 
 def _save(world: World, parts: Sequence[_Part]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedglimpse.crew import Crew
 from fedglimpse.errors import UserError
 from fedglimpse.sim.world import Lane, World
+
+Books = Callable[[], list[dict[str, Any]]]  # lets selectors learn; returns the round's records
 
 
 def play_round(
@@ -21,19 +23,45 @@ def play_round(
         evaluate: score the new models on the test set; for all lanes, or lane by lane.
         crew: the lanes' selectors in teams; None forms them for this round alone.
     """
+    wanted = [evaluate] * len(world.lanes) if isinstance(evaluate, bool) else evaluate
+    return open_round(world, wanted, crew or crew_of(world))()
+
+
+def open_round(
+    world: World, evaluate: Sequence[bool], crew: Crew, meanwhile: Callable[[], object] = int
+) -> Books:
+    """Play one round of every lane up to its merge; its books are still to be done.
+
+    Args:
+        world: whose lanes play.
+        evaluate: which lanes' new models are scored on the test set.
+        crew: the lanes' selectors in teams.
+        meanwhile: called once before selectors choose, on a GPU while clients train: the books of
+            the round before, if they were not done.
+    """
     began = time.perf_counter()
-    crew = crew or crew_of(world)
-    views = world.observe()
+
+    def before() -> None:
+        nonlocal began
+        meanwhile()
+        began = time.perf_counter()
+
+    views = world.observe(before)
     ks = [
         0 if view is None else lane.method.budget(lane.k, view.num_visible)
         for lane, view in zip(world.lanes, views, strict=True)
     ]
-    outcomes = world.commit(crew.select(views, ks))
-    metrics = crew.feedback(outcomes)
-    wanted = [evaluate] * len(world.lanes) if isinstance(evaluate, bool) else evaluate
-    records = world.records(metrics, wanted)
-    seconds = (time.perf_counter() - began) / len(records)
-    return [{**record, "seconds": seconds} for record in records]
+    played = world.play(crew.select(views, ks), may_pass=False)
+    on_test = world.score(evaluate)
+    so_far = time.perf_counter() - began
+
+    def books() -> list[dict[str, Any]]:
+        began = time.perf_counter()
+        records = played.records(crew.feedback(played.outcomes()), on_test)
+        seconds = (so_far + time.perf_counter() - began) / len(records)
+        return [{**record, "seconds": seconds} for record in records]
+
+    return books
 
 
 def crew_of(world: World, crew: Crew | None = None) -> Crew:

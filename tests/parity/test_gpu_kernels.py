@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from fedglimpse.sim.gpu.channels_last import convolved  # noqa: E402
-from fedglimpse.sim.gpu.conv import conv3x3  # noqa: E402
+from fedglimpse.sim.gpu.conv import conv3x3, conv3x3_moments  # noqa: E402
 from fedglimpse.sim.gpu.relu_norm import relu_frozen_norm, relu_norm  # noqa: E402
 
 DEVICE = torch.device("cuda")
@@ -45,7 +45,10 @@ def plain_convolution(x: Tensor, weight: Tensor, pad: int) -> Tensor:
 @pytest.mark.parametrize("precision", CLOSE)
 @pytest.mark.parametrize(
     ("side", "inputs", "outputs", "pad"),
-    [(32, 32, 32, 1), (14, 32, 64, 0), (8, 128, 128, 1), (7, 64, 16, 1), (5, 16, 32, 2)],
+    [
+        *[(32, 32, 32, 1), (16, 32, 64, 1), (16, 64, 32, 1), (16, 64, 64, 1), (8, 64, 128, 1)],
+        *[(14, 32, 64, 0), (8, 128, 128, 1), (7, 64, 16, 1), (5, 16, 32, 2)],
+    ],
 )
 def test_convolutions(side: int, inputs: int, outputs: int, pad: int, precision: Precision) -> None:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -78,6 +81,34 @@ def test_channels_that_are_no_power_of_two(inputs: int, outputs: int, precision:
     all_close(found, torch.autograd.grad(want, exact, grad.double()), CLOSE[precision])
 
 
+@pytest.mark.parametrize("precision", CLOSE)
+@pytest.mark.parametrize(
+    ("side", "inputs", "outputs", "pad"),
+    [(32, 32, 32, 1), (16, 32, 64, 1), (8, 128, 128, 1), (14, 32, 64, 0), (7, 64, 16, 1)],
+)
+def test_sums_of_a_convolution(
+    side: int, inputs: int, outputs: int, pad: int, precision: Precision
+) -> None:
+    """Of the real images alone, and of what was written; the result is that without them."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x, real = normal(3, 7, side, side, inputs).to(dtype), [7, 4, 0]
+    weight = (normal(3, 9, outputs, inputs, seed=1) / 17).to(dtype)
+    bias, counts = normal(3, outputs, seed=2), torch.tensor(real, device=DEVICE)
+    with numerics(DEVICE, "fp32" if precision == "fp32" else "tf32"):
+        z, sums = conv3x3_moments(x, weight, bias, counts, pad)
+        assert torch.equal(z, conv3x3(x, weight, pad))
+    want = sums_of(z.double(), bias.double(), counts)
+    torch.testing.assert_close(sums.sum(1).double(), want.sum(1), rtol=1e-5, atol=1e-3)
+    assert float(sums[2].abs().max()) == 0.0
+
+
+def sums_of(z: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
+    """Return the sums of r and r^2, r = ReLU(z + bias), over real images `[J, 1, 2, C]`."""
+    real = torch.arange(z.shape[1], device=z.device) < counts[:, None]
+    r = F.relu(z + bias[:, None, None, None]) * real[:, :, None, None, None]
+    return torch.stack([r.sum((1, 2, 3)), r.square().sum((1, 2, 3))], dim=1)[:, None]
+
+
 def plain_norm(z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, pool: bool) -> Tensor:
     """Run ReLU, BatchNorm and pooling of one client."""
     r = F.relu(z + bias)
@@ -95,7 +126,9 @@ def test_norms(side: int, channels: int, pool: bool, precision: Precision) -> No
     z = normal(3, 7, side, side, channels).to(dtype).requires_grad_()
     params = [normal(3, channels, seed=s).requires_grad_() for s in (1, 2, 3)]
     real = [7, 4, 0]
-    y, _, _ = relu_norm(z, *params, torch.tensor(real, device=DEVICE), 1e-5, pool)
+    counts = torch.tensor(real, device=DEVICE)
+    sums = sums_of(z.detach().float(), params[0].detach(), counts)
+    y, _, _ = relu_norm(z, *params, counts, sums, 1e-5, pool)
     grad = normal(*y.shape, seed=4).to(dtype)
     found = torch.autograd.grad(y, (z, *params), grad)
     assert float(found[0][2].abs().max()) == 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import small_world as small
 import torch
@@ -10,9 +12,10 @@ from torch import Tensor, nn
 
 from fedglimpse.layout import Layout
 from fedglimpse.needs import CATALOGUE
+from fedglimpse.sim.clients import TrainedClients
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import BATCH, distance, mean_gradient
-from fedglimpse.sim.reports import TrainedClients, cosines
+from fedglimpse.sim.reports import cosines
 from fedglimpse.types import Method
 
 TRAINED = frozenset(n for n, need in CATALOGUE.items() if need.phase == "trained")
@@ -214,3 +217,30 @@ def test_the_chosen_report_to_aggregator_and_selector(early: bool) -> None:
     for value in [*update.reports.values(), *outcome.reports.values()]:
         assert value.dtype == torch.float32
         assert len(value) == 2
+
+
+def test_lanes_report_together_as_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does: one pass for lanes with proxy sets of one size, whoever they see."""
+
+    people = small.population()
+    fewer = replace(people, proxy=people.proxy[:4])
+    asked = (TRAINED | PROBES) - {"delta_similarity"}
+
+    def reported() -> list[dict[str, Tensor]]:
+        lanes = [
+            small.lane(Method(small.Fixed([0], needs=asked), small.Watching()), i, 1, **who)
+            for i, who in enumerate([
+                {"visible": [0, 1, 2], "population": people},
+                {"visible": [3, 1], "population": people},
+                {"visible": [2, 4], "population": fewer},
+                {"visible": [0, 4], "population": people},
+            ])
+        ]  # fmt: skip
+        return [dict(view.reports) for view in small.world(lanes).observe() if view is not None]
+
+    alone = reported()
+    monkeypatch.setattr("fedglimpse.sim.reports.apart", lambda device: False)
+    for one, other in zip(alone, reported(), strict=True):
+        assert set(one) == set(other)
+        for name in one:
+            torch.testing.assert_close(one[name], other[name])

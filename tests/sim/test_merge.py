@@ -14,9 +14,9 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.aggregate import TemporalWindow, WeightedDelta
 from fedglimpse.methods.fedawac import ConsistencyWindow, Options
+from fedglimpse.sim.clients import TrainedClients, deltas_of, pick_each, side_by_side
 from fedglimpse.sim.lane import Lane, Upload
 from fedglimpse.sim.merge import merge_key, step_alone, step_together
-from fedglimpse.sim.reports import TrainedClients, deltas_of, pick_each, side_by_side
 from fedglimpse.types import Method
 
 R, K, SIZE, PARAMS = 4, 3, 50, 41

@@ -11,7 +11,6 @@ from fedglimpse.builder import build_world
 from fedglimpse.configure import resolve
 from fedglimpse.data.dataset import as_input
 from fedglimpse.sim.gradients import mean_gradient
-from fedglimpse.sim.reports import client_examples
 from fedglimpse.sim.world import World
 from fedglimpse.theory.estimate import Point, Recipe, implied_q, measure
 from fedglimpse.theory.passes import examples_of, full_pass
@@ -41,11 +40,14 @@ def measured(world: World, **changes: Any) -> Point:
 
 def gradients(world: World) -> torch.Tensor:
     population = world.lanes[0].population
-    rows = [
-        mean_gradient(world.evaluator, world.states[0], *client_examples(population, i))
+    x, y = population.dataset.x_train, population.dataset.y_train
+    found = [
+        mean_gradient(
+            world.evaluator, world.states[0], x[population.rows[i]], y[population.rows[i]]
+        )
         for i in range(population.num_clients)
     ]
-    return torch.stack(rows).double()
+    return torch.stack(found).double()
 
 
 def test_a_point_is_made_of_full_gradients(world: World) -> None:

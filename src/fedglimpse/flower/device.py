@@ -21,10 +21,11 @@ from fedglimpse.flower.projection import projection
 from fedglimpse.flower.wire import section
 from fedglimpse.layout import Layout
 from fedglimpse.needs import CATALOGUE
+from fedglimpse.sim.clients import TrainedClients
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import distance, mean_gradient
 from fedglimpse.sim.jobs import Examples, Jobs
-from fedglimpse.sim.reports import Reporter, TrainedClients
+from fedglimpse.sim.reports import Reporter
 from fedglimpse.sim.serial import SerialTrainer
 from fedglimpse.types import LocalObjective
 

@@ -14,9 +14,9 @@ from fedglimpse.flower import wire
 from fedglimpse.flower.desk import Desk, Upload
 from fedglimpse.flower.federation import Federation
 from fedglimpse.flower.ledger import Sheet
+from fedglimpse.sim.clients import TrainedClients
 from fedglimpse.sim.lane import check_choice
 from fedglimpse.sim.merge import stepped
-from fedglimpse.sim.reports import TrainedClients
 from fedglimpse.types import Choice, Outcome, Update, View
 
 

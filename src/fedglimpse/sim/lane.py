@@ -14,8 +14,8 @@ from fedglimpse import needs as catalogue
 from fedglimpse.cost import Activity
 from fedglimpse.data.population import Population
 from fedglimpse.errors import UserError
+from fedglimpse.sim.clients import TrainedClients
 from fedglimpse.sim.evaluate import Reward
-from fedglimpse.sim.reports import TrainedClients
 from fedglimpse.types import Choice, LocalObjective, Method, View, Visibility
 
 LARGEST_WEIGHT = 1e6  # of an update; those of a mean add up to 1
@@ -206,8 +206,8 @@ def check_state(part: object, state: object) -> None:
         )
 
 
-def check_choice(choice: object, view: View, k: int, selector: object) -> None:
-    """Raise UserError where the answer of `selector` is not a legal set of slots."""
+def check_choice(choice: object, view: View, k: int, selector: object) -> Choice:
+    """Return the answer of `selector`; UserError where it is not a legal set of slots."""
     who = f"{type(selector).__name__}.select answered round {view.round_num} with"
     if not isinstance(choice, Choice):
         raise UserError(f"{who} {kind_of(choice)}: return fedglimpse.Choice(slots).")
@@ -227,7 +227,7 @@ def check_choice(choice: object, view: View, k: int, selector: object) -> None:
     elif choice.weights is not None and float(choice.weights.abs().max()) > LARGEST_WEIGHT:
         problem = f"weights {choice.weights.tolist()}, but at most {LARGEST_WEIGHT:g} is allowed"
     else:
-        return
+        return choice
     raise UserError(f"{who} {problem}: mend select().")
 
 

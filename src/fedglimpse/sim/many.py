@@ -23,6 +23,8 @@ from fedglimpse.sim.stacked import StackedModel
 _EXAMPLES = {"cpu": 4000, "cuda": 16_000}  # in one forward pass, all states together
 _FLAT_EXAMPLES = {"cuda": 128_000}  # the same for inputs that are not images
 _WITH_GRADIENT = 4  # times fewer where activations are kept
+_SMALL_GPU = 2**35  # bytes of a GPU that takes so many; larger ones take more, up to
+_MOST_TIMES = 4  # times as many
 
 
 class Forward(Protocol):
@@ -47,7 +49,7 @@ class ManyModels:
         named = self.layout.unpack(states)
 
         def attempt(room: int) -> Tensor:
-            pieces = x.split(room, dim=1)
+            pieces = x.tensor_split(max(-(-x.shape[1] // room), 1), dim=1)  # of about equal size
             return torch.cat([self.forward(named, as_input(piece)) for piece in pieces], dim=1)
 
         return smaller_until_it_fits(attempt, _room(x, 1))
@@ -116,4 +118,8 @@ def in_even_pieces(
 def _room(x: Tensor, times: int) -> int:
     """Return how many examples of every state go into one pass."""
     limits = {**_EXAMPLES, **_FLAT_EXAMPLES} if x.dim() == 3 else _EXAMPLES  # [S, n, F]
-    return max(limits.get(x.device.type, 4000) // (times * max(len(x), 1)), 1)
+    limit = limits.get(x.device.type, 4000)
+    if x.is_cuda:
+        memory = torch.cuda.get_device_properties(x.device).total_memory
+        limit *= min(max(memory // _SMALL_GPU, 1), _MOST_TIMES)
+    return max(limit // (times * max(len(x), 1)), 1)

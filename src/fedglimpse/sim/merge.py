@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedglimpse.aggregate import TemporalWindow, WeightedDelta
 from fedglimpse.errors import UserError
+from fedglimpse.sim.clients import deltas_of
 from fedglimpse.sim.lane import Lane, Upload, kind_of
 from fedglimpse.sim.precision import apart
-from fedglimpse.sim.reports import deltas_of
 from fedglimpse.sim.transfer import sent
 from fedglimpse.types import Aggregator, Update
 

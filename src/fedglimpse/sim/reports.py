@@ -10,93 +10,12 @@ from torch import Tensor
 
 from fedglimpse.data.population import Population
 from fedglimpse.needs import CATALOGUE
+from fedglimpse.sim.clients import TrainedClients, deltas_of, states_of
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import distance, mean_gradients
 from fedglimpse.sim.precision import apart
-from fedglimpse.sim.transfer import sent
 
 Sketch = Callable[[Tensor], Tensor]  # [..., parameters] -> [..., D]
-
-
-@dataclass(frozen=True)
-class TrainedClients:
-    """Clients of one lane that have trained in this round."""
-
-    ids: Tensor  # [V] on the CPU
-    starts: Tensor  # [V, d] what they trained from
-    states: Tensor  # [V, d] what came of it
-    loss: Tensor  # [V] mean training loss, on the CPU
-    squared_loss: Tensor  # [V] mean squared training loss of an example, on the CPU
-
-    @property
-    def deltas(self) -> Tensor:
-        """Trained states minus starts `[V, d]`."""
-        return self.states - self.starts
-
-    def pick(self, slots: Tensor) -> TrainedClients:
-        """Return the clients at these positions, in this order."""
-        return pick_each([self], [slots])[0]
-
-
-def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> list[TrainedClients]:
-    """Pick some clients of every lane, by position; their states are copied in one go."""
-    if not clients:
-        return []
-    counts, numbers = [places.shape[0] for places in slots], []
-    first = 0  # position of a lane's first client among those of all lanes
-    for one, places in zip(clients, slots, strict=True):
-        numbers += [first + i for i in places.tolist()]
-        first += one.ids.shape[0]
-    at = torch.tensor(numbers, dtype=torch.long)
-    device, whole = clients[0].states.device, side_by_side([one.states for one in clients])
-    if whole is not None:
-        states = whole[sent(at, device)]
-    else:
-        pairs = zip(clients, slots, strict=True)
-        states = torch.cat([one.states[places.to(device)] for one, places in pairs])
-    small = ("ids", "loss", "squared_loss")  # a number for each client, on the CPU
-    joined = (torch.cat([getattr(one, name) for one in clients])[at] for name in small)
-    parts = (some.split(counts) for some in (states, *joined))
-    picked = []
-    for one, places, part, *own_numbers in zip(clients, slots, *parts, strict=True):
-        common = one.starts.stride(0) == 0  # all started from the same state: nothing to copy
-        starts = one.starts[: places.shape[0]] if common else one.starts[places.to(part.device)]
-        picked.append(TrainedClients(own_numbers[0], starts, part, *own_numbers[1:]))
-    return picked
-
-
-def deltas_of(clients: Sequence[TrainedClients]) -> Tensor:
-    """Return the deltas of all lanes' clients, one lane after the other `[J, d]`."""
-    states = states_of(clients)
-    starts, count = [one.starts for one in clients], clients[0].starts.shape[0]
-    if count and all(own.shape[0] == count and own.stride(0) == 0 for own in starts):
-        each = torch.cat([own[:1] for own in starts])  # [R, d]: all of a lane started from the same
-        return (states.unflatten(0, (-1, count)) - each[:, None]).flatten(0, 1)
-    return states - torch.cat(starts)
-
-
-def states_of(clients: Sequence[TrainedClients]) -> Tensor:
-    """Return the states of all lanes' clients to read, one lane after the other `[J, d]`."""
-    states = [one.states for one in clients]
-    whole = side_by_side(states)
-    return torch.cat(states) if whole is None else whole
-
-
-def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return tensors `[n, d]` as one, nothing copied; None where they do not lie side by side."""
-    first, rows, width = parts[0], 0, parts[0].shape[1]
-    begin, row_bytes = first.data_ptr(), width * first.element_size()
-    for part in parts:
-        count, own_width = part.shape
-        if part.data_ptr() != begin + rows * row_bytes or own_width != width:
-            return None
-        if part.dtype != first.dtype or not part.is_contiguous():
-            return None
-        rows += count
-    memory = first.untyped_storage()
-    if begin + rows * row_bytes > memory.data_ptr() + memory.nbytes():
-        return None  # neighbours by chance
-    return first.as_strided((rows, width), (width, 1))
 
 
 @dataclass(frozen=True)
@@ -194,23 +113,35 @@ class Reporter:
 
     def _losses_after(self, some: Lanes) -> list[Tensor]:
         """Return the mean loss of each client's own state on its examples `[V]`."""
-        pairs = [client_examples(a.population, i) for a in some for i in a.ids.tolist()]
         states = torch.cat([a.trained.states for a in some])
-        losses = [each.mean() for each in self.evaluator.losses(states, *_columns(pairs))]
+        losses = [each.mean() for each in self.evaluator.losses(states, *_of_clients(some))]
         joined = torch.stack(losses) if losses else states.new_zeros(0)
         return list(joined.split([len(a.ids) for a in some]))
 
     def _proxy_logits(self, some: Lanes) -> list[Tensor]:
         """Return what each trained client says of the proxy examples `[V, P, C]`."""
-        answers = []
-        for a in some:
-            x, y = proxy_examples(a.population)
-            if len(a.ids):
-                same = x.expand(len(a.ids), *x.shape)
-                answers.append(self.evaluator.logits_of(a.trained.states, same).float())
-            else:
-                answers.append(a.state.new_zeros(0, len(y), self.evaluator.num_classes))
-        return answers
+        if apart(some[0].state.device):
+            return [self._said_of_proxies([a])[0] for a in some]
+        alike: dict[int, list[int]] = {}
+        for i, a in enumerate(some):
+            alike.setdefault(len(a.population.proxy), []).append(i)
+        found: dict[int, Tensor] = {}
+        for places in alike.values():
+            answers = self._said_of_proxies([some[i] for i in places])
+            found |= dict(zip(places, answers, strict=True))
+        return [found[i] for i in range(len(some))]
+
+    def _said_of_proxies(self, some: Lanes) -> list[Tensor]:
+        """Do so for lanes whose proxy sets are of one size, in one pass."""
+        counts = [len(a.ids) for a in some]
+        proxies = [proxy_examples(a.population)[0] for a in some]
+        if not sum(counts):
+            shape = (0, len(proxies[0]), self.evaluator.num_classes)
+            return [some[0].state.new_zeros(shape) for _ in some]
+        each = [x.expand(n, *x.shape) for x, n in zip(proxies, counts, strict=True)]
+        x = each[0] if len(some) == 1 else torch.cat(each)
+        states = states_of([a.trained for a in some])
+        return list(self.evaluator.logits_of(states, x).float().split(counts))
 
     def _proxy_histograms(self, some: Lanes) -> list[Tensor]:
         """Return the shares of classes that each global model predicts `[C]`."""
@@ -225,19 +156,13 @@ class Reporter:
         """Return how far each client's full gradient is from the proxy gradient `[V]`."""
         pairs = [proxy_examples(a.population) for a in some]
         proxies = mean_gradients(self.evaluator, _states(some), *_columns(pairs))
-        pairs = [client_examples(a.population, i) for a in some for i in a.ids.tolist()]
         states = torch.cat([a.state.expand(len(a.ids), -1) for a in some])
-        own = mean_gradients(self.evaluator, states, *_columns(pairs))
+        own = mean_gradients(self.evaluator, states, *_of_clients(some))
         layout, parts = self.evaluator.layout, own.split([len(a.ids) for a in some])
         return [
             distance(layout, part, proxy, per_tensor)
             for part, proxy in zip(parts, proxies, strict=True)
         ]
-
-
-def client_examples(population: Population, client: int) -> tuple[Tensor, Tensor]:
-    """Return the raw examples and labels of one client."""
-    return _examples(population, population.rows[client])
 
 
 def proxy_examples(population: Population) -> tuple[Tensor, Tensor]:
@@ -256,6 +181,14 @@ def _examples(population: Population, rows: Tensor) -> tuple[Tensor, Tensor]:
     data = population.dataset
     rows = rows.to(data.y_train.device)
     return data.x_train[rows], data.y_train[rows]
+
+
+def _of_clients(some: Lanes) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the raw examples and labels of every client of all lanes, gathered in one go."""
+    rows = [a.population.rows[i] for a in some for i in a.ids.tolist()]
+    x, y = _examples(some[0].population, torch.cat(rows) if rows else some[0].ids)
+    counts = [len(own) for own in rows]
+    return list(x.split(counts)), list(y.split(counts))
 
 
 def _states(some: Lanes) -> Tensor:

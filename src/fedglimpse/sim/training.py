@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.errors import UserError
+from fedglimpse.sim.clients import TrainedClients
 from fedglimpse.sim.holdings import Holdings
 from fedglimpse.sim.jobs import Jobs, LocalTrainer, Outline
 from fedglimpse.sim.lane import Lane
-from fedglimpse.sim.reports import TrainedClients
 from fedglimpse.sim.transfer import sent
 from fedglimpse.types import Aggregator, LocalObjective
 

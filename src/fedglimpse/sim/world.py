@@ -15,13 +15,14 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.cost import CostModel
 from fedglimpse.data.dataset import Dataset
+from fedglimpse.sim.clients import TrainedClients, pick_each
 from fedglimpse.sim.evaluate import Evaluator, Scores
 from fedglimpse.sim.holdings import Holdings
 from fedglimpse.sim.jobs import LocalTrainer
 from fedglimpse.sim.lane import Lane, LaneRound, Upload, check_choice, check_method, check_state
 from fedglimpse.sim.merge import merge
 from fedglimpse.sim.played import Played, ScoresByLane
-from fedglimpse.sim.reports import Asked, Reporter, TrainedClients, pick_each, proxy_examples
+from fedglimpse.sim.reports import Asked, Reporter, proxy_examples
 from fedglimpse.sim.training import Finished, mean_losses, train_round
 from fedglimpse.types import Choice, Outcome, View
 
@@ -91,10 +92,7 @@ class World:
 
     def commit(self, choices: Sequence[Choice | None]) -> list[Outcome | None]:
         """Aggregate what the selectors chose; returns what came of it, lane by lane."""
-        for lane, now, choice in zip(self.lanes, self._now, choices, strict=True):
-            if now.view is not None and choice is None:
-                check_choice(choice, now.view, lane.k, lane.method.selector)
-        self._played = self.play(choices)
+        self._played = self.play(choices, may_pass=False)
         return self._played.outcomes()
 
     def records(
@@ -111,15 +109,19 @@ class World:
             raise ValueError("commit a round before its records")
         return played.records(metrics, self.score(evaluate))
 
-    def play(self, choices: Sequence[Choice | None]) -> Played:
-        """Aggregate what was chosen and start to score it on the proxy sets."""
+    def play(self, choices: Sequence[Choice | None], may_pass: bool = True) -> Played:
+        """Aggregate what was chosen and start to score it on the proxy sets.
+
+        Args:
+            choices: lane by lane; None where there is nothing to choose from.
+            may_pass: None may also let a round pass.
+        """
         chosen: dict[int, Choice] = {}
         for r, (now, choice) in enumerate(zip(self._now, choices, strict=True)):
-            if now.view is not None and choice is not None:
+            if now.view is not None and not (choice is None and may_pass):
                 lane = self.lanes[r]
                 k = lane.method.budget(lane.k, now.view.num_visible)
-                check_choice(choice, now.view, k, lane.method.selector)
-                chosen[r] = choice
+                chosen[r] = check_choice(choice, now.view, k, lane.method.selector)
         late = {r: c for r, c in chosen.items() if self._now[r].clients is None}
         trained = self._train({r: self._now[r].ids[c.slots] for r, c in late.items()})
         picked = self._pick({r: c.slots for r, c in chosen.items() if r not in late})

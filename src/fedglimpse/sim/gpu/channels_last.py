@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse.sim.gpu import first_layer
-from fedglimpse.sim.gpu.conv import channels_of_kernel, conv3x3
+from fedglimpse.sim.gpu.conv import channels_of_kernel, conv3x3, conv3x3_moments
 from fedglimpse.sim.gpu.descent import NO_SLOPES, sloped
 from fedglimpse.sim.gpu.relu_norm import relu_frozen_norm, relu_norm
 from fedglimpse.sim.stacked import chain
@@ -147,12 +147,13 @@ def _conv_block(
             norm.eps, pad, pool,
         )  # fmt: skip
         return y, _running(norm, tensors, mean, var, counts, places)
-    z = convolved(x, own["weight"], pad)
-    given = (z, own["bias"], tensors["weight"], tensors["bias"], counts)
+    given = (own["bias"], tensors["weight"], tensors["bias"], counts)
     if not training:
         still = tensors["running_mean"], tensors["running_var"]
-        return relu_frozen_norm(*given, *still, norm.eps, pool), {}
-    y, mean, var = relu_norm(*given, norm.eps, pool)
+        z = convolved(x, own["weight"], pad)
+        return relu_frozen_norm(z, *given, *still, norm.eps, pool), {}
+    z, sums = conv3x3_moments(*_for_kernel(x, own["weight"]), own["bias"], counts, pad)
+    y, mean, var = relu_norm(z, *given, sums, norm.eps, pool)
     return y, _running(norm, tensors, mean, var, counts, places)
 
 
@@ -187,12 +188,17 @@ def _linear(x: Tensor, own: Mapping[str, Tensor]) -> Tensor:
 
 def convolved(x: Tensor, weight: Tensor, pad: int) -> Tensor:
     """Convolve without bias; `weight` as torch keeps it, `[J, CO, CI, 3, 3]`."""
+    return conv3x3(*_for_kernel(x, weight), pad)[..., : weight.shape[1]]
+
+
+def _for_kernel(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images and taps `[J, 9, CO, CI]` as the kernels take them, zeros beside channels."""
     jobs, outputs, inputs = weight.shape[:3]
     taps = weight.to(x.dtype).permute(0, 3, 4, 1, 2).reshape(jobs, 9, outputs, inputs)
     more_in, more_out = (channels_of_kernel(c) - c for c in (inputs, outputs))
     if more_in or more_out:
         x, taps = F.pad(x, (0, more_in)), F.pad(taps, (0, more_in, 0, more_out))
-    return conv3x3(x.contiguous(), taps.contiguous(), pad)[..., :outputs]
+    return x.contiguous(), taps.contiguous()
 
 
 def _max_pool(x: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""3x3 convolutions of J clients, each with its own weights, as two Triton kernels.
+"""3x3 convolutions of J clients, each with its own weights, as a few Triton kernels.
 
 cuDNN runs such a stack as one grouped convolution and leaves most of the tensor cores idle when
 groups are narrow. Here every client is an implicit matrix product on `[J, B, H, W, C]`:
 
-    forward    rows are pixels, columns output channels, the sum runs over 9 taps x input channels
-    input grad the same kernel, with flipped and transposed weights
+    forward    rows are pixels, columns output channels, the sum runs over 9 taps x input channels;
+               narrow layers go line by line, see `rolling.py`
+    input grad the same kernels, with flipped and transposed weights
     weight grad rows are kernel rows x input channels, columns output channels, the sum runs over
                 pixels; the three kernel columns share what they read
 
@@ -13,17 +14,49 @@ Sums are in float32 and in a fixed order: results do not change from run to run.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
+from fedglimpse.sim.gpu.conv_kernels import forward_kernel, weight_kernel
 from fedglimpse.sim.gpu.operators import named
+from fedglimpse.sim.gpu.rolling import rolling_kernel
 
 TAPS = 9
 _PART_PIXELS = 2048  # of a client that one program of the weight gradient sums, at least
+
+
+class Tile(NamedTuple):
+    """What a program of a kernel computes at a time."""
+
+    rows: int  # of its result: pixels, or kernel rows x inputs for gradients of weights
+    columns: int  # output channels
+    deep: int  # terms of its sums: inputs, or pixels; 0: line by line
+    warps: int = 4
+    stages: int = 3  # of the pipeline that loads them
+
+
+# By inputs and outputs of a layer, in bf16; the fastest of those that `benchmarks/conv_tiles.py`
+# tries. Other layers take what `_tile` and `_weight_tile` say.
+TILES: dict[tuple[int, int], Tile] = {
+    (32, 32): Tile(128, 32, 0, 8, 3),
+    (64, 32): Tile(64, 32, 0, 4, 3),
+    (64, 64): Tile(64, 64, 0, 4, 3),
+}
+MOMENTS_TILES: dict[tuple[int, int], Tile] = {
+    (32, 32): Tile(64, 32, 0, 4, 3),
+    (32, 64): Tile(64, 64, 0, 4, 3),
+    (64, 128): Tile(256, 128, 64, 8, 3),
+}
+WEIGHT_TILES: dict[tuple[int, int], Tile] = {
+    (32, 32): Tile(128, 32, 32, 4, 4),
+    (32, 64): Tile(128, 64, 32, 4, 4),
+    (64, 64): Tile(64, 64, 32, 4, 4),
+    (64, 128): Tile(128, 128, 32, 8, 4),
+    (128, 128): Tile(128, 128, 64, 8, 3),
+}
 
 
 def channels_of_kernel(channels: int) -> int:
@@ -31,124 +64,30 @@ def channels_of_kernel(channels: int) -> int:
     return max(triton.next_power_of_2(channels), 16)
 
 
-@triton.jit
-def _inside(row, column, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """True where a pixel lies in the image; a number below 0 is a large one without a sign."""
-    return (row.to(tl.uint32) < HIGH) & (column.to(tl.uint32) < WIDE)
-
-
-@triton.jit
-def _forward_kernel(
-    x, w, out, pixels,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One tile [BM pixels, BN channels] of one client."""
-    job = tl.program_id(1).to(tl.int64)
-    columns: tl.constexpr = CO // BN
-    out_wide: tl.constexpr = WIDE + 2 * PAD - 2
-    area: tl.constexpr = (HIGH + 2 * PAD - 2) * out_wide
-    chunks: tl.constexpr = CI // BK
-    m = (tl.program_id(0) // columns) * BM + tl.arange(0, BM)  # pixel of the output
-    n = (tl.program_id(0) % columns) * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    row, column = m % area // out_wide - PAD, m % out_wide - PAD
-    x += job * (pixels // area) * HIGH * WIDE * CI
-    at = ((m // area * HIGH + row) * WIDE + column) * CI  # of the first tap
-    w += job * 9 * CO * CI + n[None, :] * CI + k[:, None]
-    total = tl.zeros((BM, BN), dtype=tl.float32)
-    for step in range(0, 9 * chunks):
-        tap, first = step // chunks, step % chunks * BK
-        down, right = tap // 3, tap % 3
-        inside = _inside(row + down, column + right, HIGH, WIDE) & (m < pixels)
-        place = (at + (down * WIDE + right) * CI + first)[:, None] + k[None, :]
-        some = tl.load(x + place, mask=inside[:, None], other=0.0)
-        weights = tl.load(w + tap * CO * CI + first)
-        total = tl.dot(some, weights, total, input_precision=PRECISION)
-    place = job * pixels * CO + m[:, None] * CO + n[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=(m < pixels)[:, None])
-
-
-@triton.jit
-def _parts(value, PRECISION: tl.constexpr):
-    """Return what is multiplied: the value itself, or two bf16 whose sum it is."""
-    if PRECISION == "split":
-        first = value.to(tl.bfloat16)
-        return first, (value - first.to(tl.float32)).to(tl.bfloat16)
-    else:  # noqa: RET505  (one of the two is compiled)
-        return value, value
-
-
-@triton.jit
-def _multiply(a, b, total, PRECISION: tl.constexpr):
-    """Add the product of two values, given in `_parts`, to a total."""
-    if PRECISION == "split":
-        total = tl.dot(a[1], b[0], total)
-        total = tl.dot(a[0], b[1], total)
-        return tl.dot(a[0], b[0], total)
-    else:  # noqa: RET505
-        return tl.dot(a[0], b[0], total, input_precision=PRECISION)
-
-
-@triton.jit
-def _grad(grad, line, v, there, n, CO: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """Load the gradient at columns v of some lines, 0 outside: [BM, BN], in `_parts`."""
-    keep = there & (v.to(tl.uint32) < WIDE)
-    place = ((line * WIDE + v) * CO)[:, None] + n[None, :]
-    return _parts(tl.load(grad + place, mask=keep[:, None], other=0.0), PRECISION)
-
-
-@triton.jit
-def _weight_kernel(
-    x, grad, out, lines, STEPS: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-    BR: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Three tiles [BR kernel rows x inputs, BN outputs] of one client, one for each kernel column.
-
-    The sum runs over one part of the client's lines of outputs, at each column of the input: there
-    the three kernel columns meet the same input, and three neighbouring gradients.
-    """
-    job = tl.program_id(2).to(tl.int64)
-    part = tl.program_id(1)
-    columns: tl.constexpr = CO // BN
-    out_wide: tl.constexpr = WIDE + 2 * PAD - 2
-    out_high: tl.constexpr = HIGH + 2 * PAD - 2
-    n = (tl.program_id(0) % columns) * BN + tl.arange(0, BN)
-    r = (tl.program_id(0) // columns) * BR + tl.arange(0, BR)
-    down = r // CI
-    away = (down * WIDE * CI + r % CI)[None, :]
-    x += job * (lines // out_high) * HIGH * WIDE * CI
-    grad += job * lines * out_wide * CO
-    t0 = tl.zeros((BR, BN), dtype=tl.float32)
-    t1, t2 = t0, t0
-    for step in range(0, STEPS):
-        m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        line, column = m // WIDE, m % WIDE
-        there = line < lines
-        row = line % out_high - PAD
-        g0 = _grad(grad, line, column + PAD, there, n, CO, out_wide, PRECISION)
-        g1 = _grad(grad, line, column + PAD - 1, there, n, CO, out_wide, PRECISION)
-        g2 = _grad(grad, line, column + PAD - 2, there, n, CO, out_wide, PRECISION)
-        inside = ((row[:, None] + down[None, :]).to(tl.uint32) < HIGH) & (down < 3)[None, :]
-        at = ((line // out_high * HIGH + row) * WIDE + column) * CI
-        some = tl.load(x + at[:, None] + away, mask=inside & there[:, None], other=0.0)
-        a = _parts(some, PRECISION)
-        a = (tl.trans(a[0]), tl.trans(a[1]))
-        t0 = _multiply(a, g0, t0, PRECISION)
-        t1 = _multiply(a, g1, t1, PRECISION)
-        t2 = _multiply(a, g2, t2, PRECISION)
-    out += (job * tl.num_programs(1) + part) * 9 * CI * CO
-    out += (down * 3 * CI + r % CI)[:, None] * CO + n[None, :]
-    keep = (down < 3)[:, None]
-    tl.store(out, t0, mask=keep)
-    tl.store(out + CI * CO, t1, mask=keep)
-    tl.store(out + 2 * CI * CO, t2, mask=keep)
-
-
 def _exact(x: Tensor) -> bool:
     """True where products must be of full float32."""
     return x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
+
+
+def _tile(x: Tensor, outputs: int, pad: int, moments: bool) -> Tile:
+    """Return the tile of a forward kernel for images `[J, B, H, W, CI]`."""
+    wide, inputs = x.shape[3:]
+    half, table = x.dtype == torch.bfloat16, MOMENTS_TILES if moments else TILES
+    tile = table.get((inputs, outputs)) if half else None
+    if tile and (tile.deep or (pad == 1 and tile.rows % wide == 0)):
+        return tile
+    columns = min(outputs, 64 if _exact(x) else 128)
+    return Tile(rows=128, columns=columns, deep=min(inputs, 64 if half else 32))
+
+
+def _weight_tile(x: Tensor, outputs: int) -> Tile:
+    """Return the tile of the weight kernel for images `[J, B, H, W, CI]`."""
+    columns = min(outputs, 64)
+    if _exact(x):  # these products need more registers
+        return Tile(rows=64, columns=min(outputs, 32), deep=32, stages=1)
+    if x.dtype != torch.bfloat16:
+        return Tile(rows=64, columns=columns, deep=64, stages=1)
+    return WEIGHT_TILES.get((x.shape[-1], outputs)) or Tile(rows=64, columns=columns, deep=64)
 
 
 @torch.library.custom_op(named("conv3x3"), mutates_args=())
@@ -163,19 +102,74 @@ def conv3x3(x: Tensor, weight: Tensor, pad: int) -> Tensor:
     Returns:
         Images.  # [J, B, H + 2 pad - 2, W + 2 pad - 2, CO]
     """
+    out = _room(x, weight, pad)
+    _convolve(x, weight, out, pad, None)
+    return out
+
+
+@torch.library.custom_op(named("conv3x3_moments"), mutates_args=())
+def conv3x3_moments(
+    x: Tensor, weight: Tensor, bias: Tensor, counts: Tensor, pad: int
+) -> tuple[Tensor, Tensor]:
+    """Convolve, and sum what BatchNorm asks for while the result is still in registers.
+
+    Args:
+        x: as in `conv3x3`.
+        weight: as there.
+        bias: float32, added by what follows.  # [J, CO]
+        counts: real images of each client; the rest is padding.  # [J] int64
+        pad: as there.
+
+    Returns:
+        What `conv3x3` returns, and by parts still to be summed those of r and r^2 over real images,
+        r = ReLU(result + bias).  # [J, P, 2, CO]
+    """
+    out = _room(x, weight, pad)
+    sums = torch.empty(_sums_shape(x, out, pad), device=x.device)
+    _convolve(x, weight, out, pad, (bias.contiguous(), counts.contiguous(), sums))
+    return out, sums
+
+
+def _room(x: Tensor, weight: Tensor, pad: int) -> Tensor:
+    """Return room for images `[J, B, H', W', CO]`."""
+    jobs, batch, high, wide, _ = x.shape
+    return x.new_empty(jobs, batch, high + 2 * pad - 2, wide + 2 * pad - 2, weight.shape[2])
+
+
+def _sums_shape(x: Tensor, out: Tensor, pad: int) -> tuple[int, int, int, int]:
+    """Return the shape of the sums that the programs of a convolution leave behind."""
+    outputs = out.shape[4]
+    return x.shape[0], _programs(x, out, _tile(x, outputs, pad, True)), 2, outputs
+
+
+def _programs(x: Tensor, out: Tensor, tile: Tile) -> int:
+    """Return how many programs share a client's pixels."""
+    if not tile.deep:
+        return triton.cdiv(x.shape[1], tile.rows // x.shape[3])
+    return triton.cdiv(out.shape[1] * out.shape[2] * out.shape[3], tile.rows)
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, out: Tensor, pad: int, moments: tuple[Tensor, ...] | None
+) -> None:
+    """Write a convolution, and perhaps what follows from bias and counts to the third of them."""
     jobs, batch, high, wide, inputs = x.shape
     outputs = weight.shape[2]
-    out = x.new_empty(jobs, batch, high + 2 * pad - 2, wide + 2 * pad - 2, outputs)
+    tile = _tile(x, outputs, pad, moments is not None)
+    grid = (_programs(x, out, tile) * (outputs // tile.columns), jobs)
+    pipe = {"num_warps": tile.warps, "num_stages": tile.stages}
+    asked, given = moments is not None, moments or (weight, weight, weight)
+    if not tile.deep:
+        rolling_kernel[grid](
+            x, weight, out, batch, *given, high, wide, inputs, outputs,
+            tile.rows, tile.columns, asked, **pipe,
+        )  # fmt: skip
+        return
     pixels = batch * out.shape[2] * out.shape[3]
-    exact = _exact(x)
-    rows, columns = 128, min(outputs, 64 if exact else 128)
-    deep = min(inputs, 64 if x.dtype == torch.bfloat16 else 32)
-    grid = (triton.cdiv(pixels, rows) * (outputs // columns), jobs)
-    _forward_kernel[grid](
-        x, weight, out, pixels, high, wide, pad, inputs, outputs,
-        rows, columns, deep, "ieee" if exact else "tf32", num_warps=4, num_stages=3,
+    forward_kernel[grid](
+        x, weight, out, pixels, *given, high, wide, pad, inputs, outputs,
+        tile.rows, tile.columns, tile.deep, "ieee" if _exact(x) else "tf32", asked, **pipe,
     )  # fmt: skip
-    return out
 
 
 @torch.library.custom_op(named("conv3x3_weight_grad"), mutates_args=())
@@ -188,18 +182,16 @@ def conv3x3_weight_grad(x: Tensor, grad: Tensor, pad: int) -> Tensor:
     jobs, batch, high, wide, inputs = x.shape
     out_high, outputs = grad.shape[2], grad.shape[4]
     lines = batch * out_high
-    rows, columns, deep = 64, min(outputs, 64), 64
-    half = x.dtype == torch.bfloat16
-    precision = "ieee" if _exact(x) else "tf32" if half else "split"
-    if precision == "ieee":  # these products need more registers
-        columns, deep = min(outputs, 32), 32
+    tile = _weight_tile(x, outputs)
+    precision = "ieee" if _exact(x) else "tf32" if x.dtype == torch.bfloat16 else "split"
     parts = _parts_of(lines * wide)
-    steps = triton.cdiv(lines * wide, parts * deep)
+    steps = triton.cdiv(lines * wide, parts * tile.deep)
     out = torch.empty(jobs, parts, TAPS, inputs, outputs, device=x.device)
-    grid = (triton.cdiv(3 * inputs, rows) * (outputs // columns), parts, jobs)
-    _weight_kernel[grid](
+    grid = (triton.cdiv(3 * inputs, tile.rows) * (outputs // tile.columns), parts, jobs)
+    weight_kernel[grid](
         x, grad, out, lines, steps, high, wide, pad, inputs, outputs,
-        rows, columns, deep, precision, num_warps=4, num_stages=3 if half else 1,
+        tile.rows, tile.columns, tile.deep, precision,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
@@ -211,8 +203,13 @@ def _parts_of(pixels: int) -> int:
 
 @conv3x3.register_fake
 def _(x: Tensor, weight: Tensor, pad: int) -> Tensor:
-    jobs, batch, high, wide, _ = x.shape
-    return x.new_empty(jobs, batch, high + 2 * pad - 2, wide + 2 * pad - 2, weight.shape[2])
+    return _room(x, weight, pad)
+
+
+@conv3x3_moments.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, counts: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    out = _room(x, weight, pad)
+    return out, x.new_empty(_sums_shape(x, out, pad), dtype=torch.float32)
 
 
 @conv3x3_weight_grad.register_fake
@@ -222,18 +219,21 @@ def _(x: Tensor, grad: Tensor, pad: int) -> Tensor:
     return x.new_empty(shape, dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(inputs[0], inputs[1])
-    ctx.pad = inputs[2]
+    ctx.pad, ctx.others = inputs[-1], len(inputs) - 2
+    if isinstance(output, tuple):
+        ctx.mark_non_differentiable(output[1])
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
+def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     grad = grad.contiguous()
     turned = weight.flip(1).transpose(2, 3).contiguous()  # [J, 9, CI, CO]
     of_weight = conv3x3_weight_grad(x, grad, ctx.pad).sum(1).transpose(2, 3).to(weight.dtype)
     of_x = conv3x3(grad, turned, 2 - ctx.pad) if ctx.needs_input_grad[0] else None
-    return of_x, of_weight, None
+    return of_x, of_weight, *[None] * ctx.others
 
 
 conv3x3.register_autograd(_backward, setup_context=_keep)
+conv3x3_moments.register_autograd(_backward, setup_context=_keep)

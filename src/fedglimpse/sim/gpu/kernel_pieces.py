@@ -1,4 +1,4 @@
-"""What the Triton kernels of `first_layer.py` and `relu_norm.py` have in common."""
+"""What several Triton kernels have in common."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ import triton.language as tl
 
 
 @triton.jit
+def rectified(z, bias, keep):
+    """Return ReLU(z + bias) in float32, 0 where it does not count."""
+    return tl.where(keep, tl.maximum(z.to(tl.float32) + bias, 0.0), 0.0)
+
+
+@triton.jit
 def sum_parts(sums, C: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr):
-    """Return the two sums that a kernel left in parts `[PARTS, 2, C]`; P: PARTS or a bit more."""
-    part = tl.arange(0, P)[:, None]
-    place = part * 2 * C + tl.arange(0, C)[None, :]
-    there = part < PARTS
-    first = tl.load(sums + place, mask=there, other=0.0)
-    second = tl.load(sums + C + place, mask=there, other=0.0)
+    """Return the two sums that a kernel left in parts `[PARTS, 2, C]`; P of them at a time."""
+    first = tl.zeros((P, C), dtype=tl.float32)
+    second = tl.zeros((P, C), dtype=tl.float32)
+    for start in range(0, PARTS, P):
+        part = start + tl.arange(0, P)[:, None]
+        place = part * 2 * C + tl.arange(0, C)[None, :]
+        first += tl.load(sums + place, mask=part < PARTS, other=0.0)
+        second += tl.load(sums + C + place, mask=part < PARTS, other=0.0)
     return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 

@@ -3,7 +3,7 @@
 The client models put these behind every convolution: y = pool(BatchNorm(ReLU(z + bias))). Written
 layer by layer they read and write the activations a dozen times a step; here
 
-    forward   reads z twice (statistics, then result) and writes y
+    forward   reads z and writes y; the convolution has summed what the statistics are made of
     backward  reads z and the gradient twice (sums, then result) and writes the gradient of z
 
 Everything between is recomputed in registers. Sums are in float32 and in a fixed order.
@@ -20,7 +20,6 @@ from torch import Tensor
 from fedglimpse.sim.gpu.operators import named
 from fedglimpse.sim.gpu.relu_norm_kernels import (
     back_kernel,
-    moments_kernel,
     moments_to_affine_kernel,
     result_kernel,
     sums_kernel,
@@ -43,8 +42,9 @@ def _back_tiles(rows_out: int, channels: int, pool: bool) -> tuple[int, int, int
 
 @torch.library.custom_op(named("relu_norm"), mutates_args=())
 def relu_norm(
-    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor, eps: float, pool: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor, sums: Tensor,
+    eps: float, pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return pool(BatchNorm(ReLU(z + bias))) with the batch's own statistics, mean and variance.
 
     Args:
@@ -53,23 +53,19 @@ def relu_norm(
         weight: of the norm.  # [J, C]
         beta: the norm's bias.  # [J, C]
         counts: real images of each client; the rest is padding.  # [J] int64
+        sums: by parts those of r and r^2, r = ReLU(z + bias), of real images.  # [J, P, 2, C]
         eps: of the norm.
         pool: 2x2 max-pooling.
 
     Returns:
         y `[J, B, H', W', C]`, mean `[J, C]` and biased variance `[J, C]`.
     """
-    jobs, batch, high, wide, channels = z.shape
-    rows = batch * high * wide
-    tile, steps, parts = _tiles(rows, channels, _TILE)
-    partial = torch.empty(jobs, parts, 2, channels, device=z.device)
-    moments_kernel[(parts, jobs)](
-        z, bias, counts, partial, rows, high * wide, steps, channels, tile
-    )  # fmt: skip
+    jobs, _, high, wide, channels = z.shape
+    parts = sums.shape[1]
     mean, var, scale, shift = (torch.empty(jobs, channels, device=z.device) for _ in range(4))
     moments_to_affine_kernel[(jobs,)](
-        partial, weight, beta, counts, mean, var, scale, shift, high * wide, eps,
-        channels, parts, triton.next_power_of_2(parts),
+        sums, weight, beta, counts, mean, var, scale, shift, high * wide, eps,
+        channels, parts, min(triton.next_power_of_2(parts), _PARTS),
     )  # fmt: skip
     return relu_affine(z, bias, scale, shift, pool), mean, var
 
@@ -136,7 +132,7 @@ def relu_norm_back(
 
 
 @relu_norm.register_fake
-def _(z, bias, weight, beta, counts, eps, pool):
+def _(z, bias, weight, beta, counts, sums, eps, pool):
     jobs, batch, high, wide, channels = z.shape
     out = z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
     mean = z.new_empty(jobs, channels, dtype=torch.float32)
@@ -158,7 +154,7 @@ def _(grad, z, bias, weight, counts, mean, var, eps, pool, frozen):
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    z, bias, weight, _, counts, ctx.eps, ctx.pool = inputs
+    z, bias, weight, _, counts, _, ctx.eps, ctx.pool = inputs
     ctx.save_for_backward(z, bias, weight, counts, output[1], output[2])
     ctx.mark_non_differentiable(output[1], output[2])
 
@@ -168,7 +164,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad.contiguous(), *ctx.saved_tensors, ctx.eps, ctx.pool, False
     )
     of_beta, of_weight = sums.sum(1).unbind(1)
-    return of_z, of_bias.sum(1), of_weight, of_beta, None, None, None
+    return of_z, of_bias.sum(1), of_weight, of_beta, None, None, None, None
 
 
 def _keep_frozen(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -9,28 +9,6 @@ from fedglimpse.sim.gpu.kernel_pieces import largest, shares, sum_parts
 
 
 @triton.jit
-def moments_kernel(z, bias, counts, out, rows, per_image, STEPS: tl.constexpr, C: tl.constexpr,
-                   BM: tl.constexpr):  # fmt: skip
-    """Sums of r and r^2, r = ReLU(z + bias), over one part of a client's real pixels."""
-    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    c = tl.arange(0, C)
-    b = tl.load(bias + job * C + c).to(tl.float32)[None, :]
-    real = tl.minimum(tl.load(counts + job) * per_image, rows)
-    first = tl.zeros((BM, C), dtype=tl.float32)
-    second = tl.zeros((BM, C), dtype=tl.float32)
-    for step in range(0, STEPS):
-        m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = (m < real)[:, None]
-        value = tl.load(z + (job * rows + m)[:, None] * C + c[None, :], mask=keep, other=0.0)
-        r = tl.where(keep, tl.maximum(value.to(tl.float32) + b, 0.0), 0.0)
-        first += r
-        second += r * r
-    out += (job * tl.num_programs(0) + part) * 2 * C
-    tl.store(out + c, tl.sum(first, axis=0))
-    tl.store(out + C + c, tl.sum(second, axis=0))
-
-
-@triton.jit
 def moments_to_affine_kernel(sums, weight, beta, counts, mean, var, scale, shift, per_image, eps,
                              C: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr):  # fmt: skip
     """Mean and variance of one client, and the scale and shift that they make of the norm."""
