@@ -8,14 +8,15 @@ from __future__ import annotations
 from scipy.special import stdtr, stdtrit
 
 
-def half_width(error: float, freedom: float) -> float:
-    """Return half of the 95 % interval of a mean.
+def half_width(error: float, freedom: float, level: float = 0.05) -> float:
+    """Return half of the interval of a mean, the 95 % one unless said otherwise.
 
     Args:
         error: standard error of the mean.
         freedom: degrees of freedom; need not be whole.
+        level: how often it may miss.
     """
-    return float(stdtrit(freedom, 0.975)) * error
+    return float(stdtrit(freedom, 1 - level / 2)) * error
 
 
 def p_of_zero(mean: float, error: float, freedom: float) -> float:

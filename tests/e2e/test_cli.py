@@ -367,7 +367,7 @@ def test_an_error_of_users_code_is_one_sentence_and_the_run_goes_on(
 
 
 def test_an_error_that_is_not_the_users_keeps_its_traceback(tmp_path: Path) -> None:
-    fault = "from fedglimpse.sim.world import World; World.commit = None"  # nothing of theirs fails
+    fault = "from fedglimpse.sim.world import World; World.play = None"  # nothing of theirs fails
     (tmp_path / "my_failing.py").write_text(FAILING.format(name="select", fault=fault))
     done = call("run", "method=my_failing:build", "rounds=4", "--out", "a", cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (1, True), done.stderr

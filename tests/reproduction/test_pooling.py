@@ -40,12 +40,23 @@ def test_settings_count_alike() -> None:
     assert found.pairs == 7
 
 
-def test_two_data_sets_alike_are_welchs_test() -> None:
+def test_data_with_other_seeds_keep_the_factor_of_their_own_number() -> None:
+    """Banerjee's interval; Welch's, which it replaces, is too narrow with two or three seeds."""
     a, b = [0.3, 0.1, 0.4, 0.2], [0.5, 0.0, 0.7]
     found = pool({"a": [of(*a)], "b": [of(*b)]})
-    theirs = stats.ttest_ind(a, [-x for x in b], equal_var=False)  # (mean a + mean b) of zero
     assert found is not None
-    assert found.p == pytest.approx(theirs.pvalue)
+    assert found.low is not None
+    errors = [stats.sem(a) / 2, stats.sem(b) / 2]  # each data set is half of the mean
+
+    def half(level: float) -> float:
+        factors = [stats.t.ppf(1 - level / 2, len(values) - 1) for values in (a, b)]
+        return sum((t * e) ** 2 for t, e in zip(factors, errors, strict=True)) ** 0.5
+
+    assert found.mean - found.low == pytest.approx(half(0.05))
+    assert found.p is not None
+    assert half(found.p) == pytest.approx(found.mean)
+    welch = stats.ttest_ind(a, [-x for x in b], equal_var=False)
+    assert found.p > welch.pvalue
 
 
 def test_one_seed_tells_nothing_and_the_rest_is_told_apart() -> None:
@@ -116,3 +127,31 @@ def test_intervals_cover_however_much_a_seed_means(common: float, across: bool) 
         assert found.high is not None
         covered += found.low <= 0 <= found.high
     assert 0.935 <= covered / times <= 0.985
+
+
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+@pytest.mark.parametrize("common", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("across", [False, True])
+def test_intervals_cover_where_data_have_different_numbers_of_seeds(
+    spread: float, common: float, across: bool
+) -> None:
+    """Two settings of two seeds beside two of five, as noisy or noisier; seeds may be shared."""
+    draws = rng.generator(0, "test", int(spread), int(common), across)
+    covered, times = 0, 1500
+    for _ in range(times):
+        means = common * torch.randn(5, generator=draws)
+        others = means if across else common * torch.randn(5, generator=draws)
+        few = spread * (means[:2] + torch.randn(2, 2, generator=draws))
+        many = others + torch.randn(2, 5, generator=draws)
+        found = pool({
+            "few": [of(*row.tolist()) for row in few],
+            "many": [of(*row.tolist()) for row in many],
+        })  # fmt: skip
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        assert found.p is not None
+        inside = found.low <= 0 <= found.high
+        assert inside == (found.p > 0.05)
+        covered += inside
+    assert covered / times >= 0.935

@@ -35,12 +35,29 @@ def pooled(stored: Stored) -> str:
     if control is None or len(study.settings) < 2:
         return ""
     variants = [variant for variant in study.variants if variant != control]
-    parts = [f"Settings together, minus `{control}`:", _table(study, variants, control)]
+    parts = [f"Settings together, minus `{control}`:", *_tables(study, variants, control)]
     if stored.name in MATCHED:
         second, others = MATCHED[stored.name]
         title = f"Those that do not average over time, minus `{second}`, which does not either:"
-        parts += [title, _table(study, list(others), second)]
+        parts += [title, *_tables(study, list(others), second)]
     return paragraphs([*parts, *_without_seeds_that_tuned(stored, variants, control)])
+
+
+def _tables(study: Study, variants: list[str], control: str) -> list[str]:
+    """Return the table, and that without data of two seeds, whose noise would cover the others'."""
+    evidence, seeds = Evidence(study, {}), dict[str, set[int]]()
+    for cell in study.cells:
+        if cell.state == "finished":
+            seeds.setdefault(evidence.data(cell.setting), set()).add(cell.seed)
+    counts = {data: len(some) for data, some in seeds.items()}
+    tables = [_table(study, variants, control)]
+    if 2 in counts.values() and max(counts.values()) > 2:
+        few = [data for data, count in counts.items() if count <= 2]
+        cells = [cell for cell in study.cells if evidence.data(cell.setting) not in few]
+        rest = dataclasses.replace(study, cells=cells)
+        tables += [f"The same without {', '.join(few)}, of which two seeds were run:"]
+        tables += [_table(rest, variants, control)]
+    return tables
 
 
 def _without_seeds_that_tuned(stored: Stored, variants: list[str], control: str) -> list[str]:

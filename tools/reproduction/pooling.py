@@ -5,8 +5,10 @@ different data sets still who is visible and what is drawn. So their differences
 pairs: averaged over settings, which count alike, they are one value for each seed. The noise is
 that between these values. But a few of them may agree by luck, so it is worked out a second time as
 if settings shared nothing, and the wider interval and the larger p count. Data sets with different
-seeds are taken to share nothing (interval and test: Welch's t). Data with a single seed show no
-noise: then the mean is all there is.
+seeds are taken to share nothing; their errors are joined as Banerjee does (Sankhya 22, 1960), each
+with the factor of its own number of seeds: so the interval holds the truth 95 times of 100 or more,
+also where one data set has two seeds. Data with a single seed show no noise: then the mean is all
+there is.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from fedglimpse.stats.difference import SAME, Difference
-from fedglimpse.student import half_width, p_of_zero
+from fedglimpse.stats.difference import LEVEL, SAME, Difference
+from fedglimpse.student import half_width
 
+STEPS = 40  # halvings that a p-value is looked for with
 Values = dict[int, float]  # seed -> value
 
 
@@ -85,18 +88,29 @@ def _noise(middle: float, parts: Sequence[_Part]) -> tuple[float, float, float]:
     if sum(error for error, _ in [*seeds, *apart]) <= (SAME * max(1.0, abs(middle))) ** 2:
         agree = sum(n for _, n in rows)  # all the same: the sign test, as in `paired`
         return middle, middle, 1.0 if abs(middle) <= SAME else 2.0 ** (1 - agree)
-    found = [_welch(middle, errors) for errors in (seeds, apart)]
+    found = [_banerjee(middle, errors) for errors in (seeds, apart)]
     width, p = (max(numbers) for numbers in zip(*found, strict=True))
     return middle - width, middle + width, p
 
 
-def _welch(middle: float, errors: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Return half of the interval and the p-value, from (squared error, degrees of freedom)."""
-    error = sum(e for e, _ in errors)
-    if error <= 0:
+def _banerjee(middle: float, errors: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Return half of the interval and the p-value, from (squared error, degrees of freedom).
+
+    With one error both are Student's.
+    """
+
+    def half(level: float) -> float:
+        widths = (half_width(math.sqrt(e), free, level) for e, free in errors if e > 0)
+        return math.sqrt(sum(width**2 for width in widths))
+
+    width = half(LEVEL)
+    if width <= 0:
         return 0.0, 0.0
-    freedom = error**2 / sum(e**2 / free for e, free in errors)
-    return half_width(math.sqrt(error), freedom), p_of_zero(middle, math.sqrt(error), freedom)
+    low, high = 0.0, 1.0  # the level at which the interval ends at zero is the p-value
+    for _ in range(STEPS):
+        level = (low + high) / 2
+        low, high = (low, level) if half(level) < abs(middle) else (level, high)
+    return width, high
 
 
 def shared(seeds: Sequence[Collection[int]]) -> list[int]:
