@@ -40,7 +40,7 @@ LAYERS = [(32, 32, 32), (32, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8)]
 CASES: list[Case] = [("moments", *layer) for layer in LAYERS]
 CASES += [("forward", outputs, inputs, side) for inputs, outputs, side in LAYERS]  # input gradients
 CASES += [("weight", *layer) for layer in LAYERS]
-TABLES = {"forward": conv.TILES, "moments": conv.MOMENTS_TILES, "weight": conv.WEIGHT_TILES}
+TABLES = {"forward": conv.FORWARD_TILES, "moments": conv.MOMENTS_TILES, "weight": conv.WEIGHT_TILES}
 
 
 def tiles(case: Case) -> list[Tile]:

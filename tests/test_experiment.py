@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from fedglimpse.errors import UserError
 from fedglimpse.experiment import Stopped, run, run_together
 from fedglimpse.records import RunFolder
 from fedglimpse.rounds import play_round, restore, snapshot
+from fedglimpse.sim.batched import BatchedTrainer
+from fedglimpse.sim.jobs import Jobs, Trained
 
 SMALL = {"rounds": 4, "data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2}
 
@@ -236,3 +239,26 @@ def test_books_that_wait_for_the_next_round_say_the_same(
     assert len(RunFolder(tmp_path / "stopped").read()) == 12
     again = run(keys, tmp_path / "stopped", resume=True)
     assert untimed(again.records) == untimed(at_once.records)
+
+
+@pytest.mark.parametrize("method", ["glimpse", "fedavg-window"])
+@pytest.mark.parametrize("later", [False, True])
+def test_seconds_hold_the_training_and_no_time_twice(
+    method: str, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether clients train before the choice or after it, and whenever the books are done."""
+    monkeypatch.setattr("fedglimpse.experiment.books_can_wait", lambda world: later)
+    spent, train = list[float](), BatchedTrainer.train
+
+    def timed(self: BatchedTrainer, start: torch.Tensor, jobs: Jobs) -> Trained:
+        began = time.perf_counter()
+        trained = train(self, start, jobs)
+        time.sleep(0.02)
+        spent.append(time.perf_counter() - began)
+        return trained
+
+    monkeypatch.setattr(BatchedTrainer, "train", timed)
+    began = time.perf_counter()
+    records = run({**SMALL, "method": method, "engine.trainer": "batched"}).records
+    whole = time.perf_counter() - began
+    assert sum(spent) <= sum(r["seconds"] for r in records) <= whole

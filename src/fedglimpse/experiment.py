@@ -20,7 +20,7 @@ from fedglimpse.plugins import users_fault
 from fedglimpse.progress import Listener, Silent
 from fedglimpse.records import RunFolder, writing
 from fedglimpse.rl.policy import check_use, write_policy
-from fedglimpse.rounds import Books, crew_of, open_round, places_of, restore, snapshot
+from fedglimpse.rounds import Books, crew_of, nothing, open_round, places_of, restore, snapshot
 from fedglimpse.sim.lane import check_state
 from fedglimpse.sim.world import Lane, World
 from fedglimpse.summary import summarise
@@ -211,7 +211,7 @@ def _play(
 ) -> None:
     """Play rounds until every run has all of its own; a run that is over leaves the world."""
     going, crew = list(parts), crew_of(world)
-    finish: Callable[[], object] = int  # the last round, where that was put off; else nothing
+    finish: Callable[[], object] = nothing  # the last round, where that was put off
     while True:
         over = [part for part in going if part.done >= part.config.rounds]
         going = [part for part in going if part.done < part.config.rounds]
@@ -223,15 +223,16 @@ def _play(
             world.retire([lane for part in over for lane in part.lanes])
         evaluate = [scored(part.config, part.done) for part in going for _ in part.lanes]
         crew = crew_of(world, crew)
-        books = open_round(world, evaluate, crew, finish)
-        finish = partial(_finish_round, world, going, books, listener)
+        books = partial(_books, world, going, open_round(world, evaluate, crew, finish))
         stop, due = should_stop(), any(part.due for part in going)
         if books_can_wait(world) and not (stop or due or any(part.keeps for part in going)):
+            finish = partial(_tell, listener, books)
             continue
-        finish()
-        finish = int
+        records, finish = books(), nothing
+        del books  # and with it what the clients of this round sent
         if stop or due:
             _save(world, going)
+        listener.round(records)
         if stop and any(part.done < part.config.rounds for part in going):
             raise Stopped
 
@@ -241,13 +242,17 @@ def books_can_wait(world: World) -> bool:
     return world.states.is_cuda
 
 
-def _finish_round(world: World, parts: Sequence[_Part], books: Books, listener: Listener) -> None:
+def _books(world: World, parts: Sequence[_Part], books: Books) -> list[dict[str, Any]]:
     """Let selectors learn from the last round that was opened, and write its records."""
     records = books()
     of_lane = {id(lane): record for lane, record in zip(world.lanes, records, strict=True)}
     for part in parts:
         part.take(world, of_lane)
-    listener.round(records)
+    return records
+
+
+def _tell(listener: Listener, books: Books) -> None:
+    listener.round(books())
 
 
 def _save(world: World, parts: Sequence[_Part]) -> None:

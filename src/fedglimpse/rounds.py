@@ -13,6 +13,10 @@ from fedglimpse.sim.world import Lane, World
 Books = Callable[[], list[dict[str, Any]]]  # lets selectors learn; returns the round's records
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 def play_round(
     world: World, evaluate: bool | Sequence[bool], crew: Crew | None = None
 ) -> list[dict[str, Any]]:
@@ -28,9 +32,9 @@ def play_round(
 
 
 def open_round(
-    world: World, evaluate: Sequence[bool], crew: Crew, meanwhile: Callable[[], object] = int
+    world: World, evaluate: Sequence[bool], crew: Crew, meanwhile: Callable[[], object] = nothing
 ) -> Books:
-    """Play one round of every lane up to its merge; its books are still to be done.
+    """Play one round of every lane and start to score it; its books are still to be done.
 
     Args:
         world: whose lanes play.
@@ -43,8 +47,9 @@ def open_round(
 
     def before() -> None:
         nonlocal began
+        paused = time.perf_counter()
         meanwhile()
-        began = time.perf_counter()
+        began += time.perf_counter() - paused  # that time is the other round's
 
     views = world.observe(before)
     ks = [

@@ -89,7 +89,11 @@ class Selector(Protocol):
         """Choose at most `k` distinct slots of the view."""
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
-        """Learn from the round; returns metrics to record (see docs for names)."""
+        """Learn from the round; returns metrics to record (see docs for names).
+
+        On a GPU the clients of the next round may be training already: what changes here is seen
+        by the next `select`, not by who trains for it and from where.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue: tensors and plain values only."""

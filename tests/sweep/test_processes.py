@@ -101,10 +101,14 @@ def test_killed_five_times_it_ends_with_the_same_results(
 @pytest.mark.slow
 def test_cut_by_its_budget_copied_and_continued(file: Path, whole: Whole, tmp_path: Path) -> None:
     first, second = tmp_path / "here", tmp_path / "there" / "o"
-    budget, began = max(3.0, whole.seconds / 2.5), time.monotonic()
-    cut = call(str(file), "--out", str(first), "--budget", f"{budget:.1f}")
-    assert time.monotonic() - began < budget + 30  # and the time that imports take here
-    assert cut.returncode == 0, cut.stderr
+    for share in (2.5, 5.0, 10.0):  # the machine may have been busier when the whole was timed
+        shutil.rmtree(first, ignore_errors=True)
+        budget, began = max(3.0, whole.seconds / share), time.monotonic()
+        cut = call(str(file), "--out", str(first), "--budget", f"{budget:.1f}")
+        assert time.monotonic() - began < budget + 30  # and the time that imports take here
+        assert cut.returncode == 0, cut.stderr
+        if "8 cells done" not in cut.stdout:
+            break
     assert "Go on with the same command" in cut.stderr
     assert "8 cells done" not in cut.stdout
     assert 0 < lines(first) < 240

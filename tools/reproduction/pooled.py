@@ -54,9 +54,9 @@ def _tables(study: Study, variants: list[str], control: str) -> list[str]:
     if 2 in counts.values() and max(counts.values()) > 2:
         few = [data for data, count in counts.items() if count <= 2]
         cells = [cell for cell in study.cells if evidence.data(cell.setting) not in few]
-        rest = dataclasses.replace(study, cells=cells)
-        tables += [f"The same without {', '.join(few)}, of which two seeds were run:"]
-        tables += [_table(rest, variants, control)]
+        rest = _table(dataclasses.replace(study, cells=cells), variants, control)
+        if rest != tables[0]:
+            tables += [f"The same without {', '.join(few)}, of which two seeds were run:", rest]
     return tables
 
 

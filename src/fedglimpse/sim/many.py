@@ -25,6 +25,7 @@ _FLAT_EXAMPLES = {"cuda": 128_000}  # the same for inputs that are not images
 _WITH_GRADIENT = 4  # times fewer where activations are kept
 _SMALL_GPU = 2**35  # bytes of a GPU that takes so many; larger ones take more, up to
 _MOST_TIMES = 4  # times as many
+_NUMBERS = 2**31 // 256  # of one state's pixels in a pass: kernels count up to 256 channels of them
 
 
 class Forward(Protocol):
@@ -49,7 +50,9 @@ class ManyModels:
         named = self.layout.unpack(states)
 
         def attempt(room: int) -> Tensor:
-            pieces = x.tensor_split(max(-(-x.shape[1] // room), 1), dim=1)  # of about equal size
+            if x.is_cuda:  # pieces of about equal size
+                room = -(-x.shape[1] // max(-(-x.shape[1] // room), 1))
+            pieces = x.split(max(room, 1), dim=1)
             return torch.cat([self.forward(named, as_input(piece)) for piece in pieces], dim=1)
 
         return smaller_until_it_fits(attempt, _room(x, 1))
@@ -68,17 +71,20 @@ class ManyModels:
         named |= {e.name: leaf for e, leaf in zip(self.layout.params, leaves, strict=True)}
         real = torch.arange(x.shape[1], device=x.device) < sizes[:, None]
         weights = real / sizes[:, None].clamp(min=1)  # [S, n]
-        total = states.new_zeros(len(states), self.layout.num_params)
-        room = _room(x, _WITH_GRADIENT)
-        if x.is_cuda:
-            room, x, y, weights = in_even_pieces(room, x, y, weights)
-        for some_x, some_y, some in zip(
-            x.split(room, 1), y.split(room, 1), weights.split(room, 1), strict=True
-        ):
-            logits = self.forward(named, as_input(some_x)).float()
-            each = F.cross_entropy(logits.flatten(0, 1), some_y.flatten(), reduction="none")
-            grads = torch.autograd.grad((each * some.flatten()).sum(), leaves)
-            total += torch.cat([g.flatten(1) for g in grads], dim=1)
+
+        def attempt(room: int) -> Tensor:
+            total, examples = states.new_zeros(len(states), self.layout.num_params), [x, y, weights]
+            if x.is_cuda:
+                room, *examples = in_even_pieces(room, x, y, weights)
+            pieces = (tensor.split(room, 1) for tensor in examples)
+            for some_x, some_y, some in zip(*pieces, strict=True):
+                logits = self.forward(named, as_input(some_x)).float()
+                each = F.cross_entropy(logits.flatten(0, 1), some_y.flatten(), reduction="none")
+                grads = torch.autograd.grad((each * some.flatten()).sum(), leaves)
+                total += torch.cat([g.flatten(1) for g in grads], dim=1)
+            return total
+
+        total = smaller_until_it_fits(attempt, _room(x, _WITH_GRADIENT))
         for entry in self.layout.params:
             if entry.name in self.fixed:
                 total[:, entry.start : entry.stop] = 0
@@ -119,7 +125,10 @@ def _room(x: Tensor, times: int) -> int:
     """Return how many examples of every state go into one pass."""
     limits = {**_EXAMPLES, **_FLAT_EXAMPLES} if x.dim() == 3 else _EXAMPLES  # [S, n, F]
     limit = limits.get(x.device.type, 4000)
+    room = limit // (times * max(len(x), 1))
     if x.is_cuda:
         memory = torch.cuda.get_device_properties(x.device).total_memory
-        limit *= min(max(memory // _SMALL_GPU, 1), _MOST_TIMES)
-    return max(limit // (times * max(len(x), 1)), 1)
+        ours = memory * torch.cuda.get_per_process_memory_fraction(x.device)
+        room *= min(max(int(ours / _SMALL_GPU), 1), _MOST_TIMES)
+        room = min(room, _NUMBERS // (x.shape[3] * x.shape[4])) if x.dim() == 5 else room
+    return max(room, 1)

@@ -14,6 +14,7 @@ Sums are in float32 and in a fixed order: results do not change from run to run.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from fedglimpse.sim.gpu.operators import named
 from fedglimpse.sim.gpu.rolling import rolling_kernel
 
 TAPS = 9
+ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))  # compute capabilities with shared memory for all tiles
 _PART_PIXELS = 2048  # of a client that one program of the weight gradient sums, at least
 
 
@@ -39,8 +41,9 @@ class Tile(NamedTuple):
 
 
 # By inputs and outputs of a layer, in bf16; the fastest of those that `benchmarks/conv_tiles.py`
-# tries. Other layers take what `_tile` and `_weight_tile` say.
-TILES: dict[tuple[int, int], Tile] = {
+# tries on an H200. Other layers, and GPUs with less shared memory, take what `_tile` and
+# `_weight_tile` say.
+FORWARD_TILES: dict[tuple[int, int], Tile] = {
     (32, 32): Tile(128, 32, 0, 8, 3),
     (64, 32): Tile(64, 32, 0, 4, 3),
     (64, 64): Tile(64, 64, 0, 4, 3),
@@ -72,8 +75,8 @@ def _exact(x: Tensor) -> bool:
 def _tile(x: Tensor, outputs: int, pad: int, moments: bool) -> Tile:
     """Return the tile of a forward kernel for images `[J, B, H, W, CI]`."""
     wide, inputs = x.shape[3:]
-    half, table = x.dtype == torch.bfloat16, MOMENTS_TILES if moments else TILES
-    tile = table.get((inputs, outputs)) if half else None
+    half, table = x.dtype == torch.bfloat16, MOMENTS_TILES if moments else FORWARD_TILES
+    tile = table.get((inputs, outputs)) if half and _roomy(x.device) else None
     if tile and (tile.deep or (pad == 1 and tile.rows % wide == 0)):
         return tile
     columns = min(outputs, 64 if _exact(x) else 128)
@@ -87,7 +90,14 @@ def _weight_tile(x: Tensor, outputs: int) -> Tile:
         return Tile(rows=64, columns=min(outputs, 32), deep=32, stages=1)
     if x.dtype != torch.bfloat16:
         return Tile(rows=64, columns=columns, deep=64, stages=1)
-    return WEIGHT_TILES.get((x.shape[-1], outputs)) or Tile(rows=64, columns=columns, deep=64)
+    tile = WEIGHT_TILES.get((x.shape[-1], outputs)) if _roomy(x.device) else None
+    return tile or Tile(rows=64, columns=columns, deep=64)
+
+
+@cache
+def _roomy(device: torch.device) -> bool:
+    """True where the tiles of the tables fit into shared memory."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) in ROOMY
 
 
 @torch.library.custom_op(named("conv3x3"), mutates_args=())
@@ -152,7 +162,7 @@ def _programs(x: Tensor, out: Tensor, tile: Tile) -> int:
 def _convolve(
     x: Tensor, weight: Tensor, out: Tensor, pad: int, moments: tuple[Tensor, ...] | None
 ) -> None:
-    """Write a convolution, and perhaps what follows from bias and counts to the third of them."""
+    """Write a convolution to `out`; `moments`: bias, counts, and where their sums go."""
     jobs, batch, high, wide, inputs = x.shape
     outputs = weight.shape[2]
     tile = _tile(x, outputs, pad, moments is not None)
