@@ -10,7 +10,7 @@ from statistics import fmean
 from xml.etree import ElementTree
 
 import pytest
-from played import ROOT, Came, played
+from played import ROOT, Came, jitter, played
 from worlds import WORLDS, table_holds
 
 from fedglimpse.report.analysis import final_accuracies
@@ -136,6 +136,23 @@ def test_data_of_which_one_seed_was_run_are_not_pooled(tmp_path: Path) -> None:
 
     text = pooled(store(played("table1", world), tmp_path, "table1"))
     assert "(6 × 5)" in text.partition("Those that do not average")[0]  # not ten of one
+
+
+@pytest.mark.parametrize(("seeds", "beside"), [(2, 2), (3, 0), (1, 0)])
+def test_data_of_two_seeds_are_shown_with_the_others_and_left_out(
+    seeds: int, beside: int, tmp_path: Path
+) -> None:
+    """The noise of two seeds covers that of five; a table that would say the same is not shown."""
+
+    def world(cell: Cell, config: dict[str, object]) -> Came | None:
+        few = config["data.name"] == "cifar10"
+        return None if few and cell.seed >= seeds else Came(0.6 + jitter(cell))
+
+    text = pooled(store(played("table1", world), tmp_path, "table1"))
+    shown = text.partition("which chose the recipe")[0]
+    assert shown.count("The same without cifar10, of which two seeds were run:") == beside
+    assert ("(6 × 5)" in shown) == (seeds < 3)
+    assert ("(10 × 2–5)" in shown) == (seeds == 2)
 
 
 def test_curves_have_a_panel_for_each_setting_that_was_run(root: Path, tmp_path: Path) -> None:

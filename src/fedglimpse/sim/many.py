@@ -125,10 +125,11 @@ def _room(x: Tensor, times: int) -> int:
     """Return how many examples of every state go into one pass."""
     limits = {**_EXAMPLES, **_FLAT_EXAMPLES} if x.dim() == 3 else _EXAMPLES  # [S, n, F]
     limit = limits.get(x.device.type, 4000)
-    room = limit // (times * max(len(x), 1))
     if x.is_cuda:
         memory = torch.cuda.get_device_properties(x.device).total_memory
         ours = memory * torch.cuda.get_per_process_memory_fraction(x.device)
-        room *= min(max(int(ours / _SMALL_GPU), 1), _MOST_TIMES)
-        room = min(room, _NUMBERS // (x.shape[3] * x.shape[4])) if x.dim() == 5 else room
+        limit *= min(max(int(ours / _SMALL_GPU), 1), _MOST_TIMES)
+    room = limit // (times * max(len(x), 1))
+    if x.is_cuda and x.dim() == 5:  # images [S, n, C, H, W]
+        room = min(room, _NUMBERS // (x.shape[3] * x.shape[4]))
     return max(room, 1)
