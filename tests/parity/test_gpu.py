@@ -204,8 +204,8 @@ def test_first_layer_against_torch(
         dy = dy.to(dtype)
         grads = torch.autograd.grad(y, params, dy)
     for j, count in enumerate(counts.tolist()):
+        assert not y[j, count:].any()  # padding
         if count == 0:  # an idle client
-            assert y[j].isfinite().all()
             assert not any(g[j].any() for g in grads)
             continue
         own = [p[j].detach().double().requires_grad_() for p in params]

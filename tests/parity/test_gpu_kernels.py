@@ -55,13 +55,41 @@ def test_convolutions(side: int, inputs: int, outputs: int, pad: int, precision:
     x = normal(3, 6, side, side, inputs).to(dtype).requires_grad_()
     weight = (normal(3, 9, outputs, inputs, seed=1) / 17).to(dtype).requires_grad_()
     with numerics(DEVICE, "fp32" if precision == "fp32" else "tf32"):
-        y = conv3x3(x, weight, pad)
+        y = conv3x3(x, weight, None, pad)
         grad = normal(*y.shape, seed=2).to(dtype)
         found = torch.autograd.grad(y, (x, weight), grad)
     exact = [t.detach().double().requires_grad_() for t in (x, weight)]
     want = plain_convolution(exact[0], exact[1], pad)
     all_close([y], [want], CLOSE[precision])
     all_close(found, torch.autograd.grad(want, exact, grad.double()), CLOSE[precision])
+
+
+@pytest.mark.parametrize("precision", CLOSE)
+@pytest.mark.parametrize(
+    ("side", "inputs", "outputs", "pad"),
+    [(32, 32, 32, 1), (16, 64, 64, 1), (8, 128, 128, 1), (14, 32, 64, 0), (7, 64, 16, 1)],
+)
+def test_padding_is_not_read(
+    side: int, inputs: int, outputs: int, pad: int, precision: Precision
+) -> None:
+    """Whatever stands there, and its gradient is zero; real images are as they are without it."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x, real = normal(3, 33, side, side, inputs).to(dtype), [33, 9, 0]
+    weight = (normal(3, 9, outputs, inputs, seed=1) / 17).to(dtype).requires_grad_()
+    counts = torch.tensor(real, device=DEVICE)
+    there = torch.arange(33, device=DEVICE) < counts[:, None]
+    spoilt = torch.where(there[..., None, None, None], x, float("nan")).requires_grad_()
+    x = (x * there[..., None, None, None]).requires_grad_()
+    with numerics(DEVICE, "fp32" if precision == "fp32" else "tf32"):
+        wanted, found = conv3x3(x, weight, None, pad), conv3x3(spoilt, weight, counts, pad)
+        grad = normal(*found.shape, seed=2).to(dtype)
+        bad = torch.where(there[..., None, None, None], grad, float("nan"))
+        grad = grad * there[..., None, None, None]
+        want = torch.autograd.grad(wanted, (x, weight), grad)
+        got = torch.autograd.grad(found, (spoilt, weight), bad)
+    assert torch.equal(found, wanted)
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
 
 
 @pytest.mark.parametrize("precision", CLOSE)
@@ -96,7 +124,11 @@ def test_sums_of_a_convolution(
     bias, counts = normal(3, outputs, seed=2), torch.tensor(real, device=DEVICE)
     with numerics(DEVICE, "fp32" if precision == "fp32" else "tf32"):
         z, sums = conv3x3_moments(x, weight, bias, counts, pad)
-        assert torch.equal(z, conv3x3(x, weight, pad))
+        whole = conv3x3(x, weight, None, pad)
+        assert torch.equal(z, conv3x3(x, weight, counts, pad))
+    for j, count in enumerate(real):
+        assert torch.equal(z[j, :count], whole[j, :count])
+        assert not z[j, count:].any()
     want = sums_of(z.double(), bias.double(), counts)
     torch.testing.assert_close(sums.sum(1).double(), want.sum(1), rtol=1e-5, atol=1e-3)
     assert float(sums[2].abs().max()) == 0.0
@@ -123,9 +155,9 @@ def plain_norm(z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, pool: bool
 def test_norms(side: int, channels: int, pool: bool, precision: Precision) -> None:
     """Scales of both signs, a part of a batch, and a client that is idle."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    z = normal(3, 7, side, side, channels).to(dtype).requires_grad_()
+    z = normal(3, 40, side, side, channels).to(dtype).requires_grad_()
     params = [normal(3, channels, seed=s).requires_grad_() for s in (1, 2, 3)]
-    real = [7, 4, 0]
+    real = [40, 9, 0]
     counts = torch.tensor(real, device=DEVICE)
     sums = sums_of(z.detach().float(), params[0].detach(), counts)
     y, _, _ = relu_norm(z, *params, counts, sums, 1e-5, pool)
@@ -139,6 +171,8 @@ def test_norms(side: int, channels: int, pool: bool, precision: Precision) -> No
         want = plain_norm(exact[0], exact[1], exact[2], exact[3], pool)
         wanted = torch.autograd.grad(want, exact, grad[j, :count].double())
         own = [g[j] for g in found]
+        assert not y[j, count:].any()
+        assert not own[0][count:].any()
         all_close([y[j, :count]], [want], CLOSE[precision])
         all_close([own[0][:count], *own[1:]], wanted, CLOSE[precision])
 

@@ -188,7 +188,7 @@ def _linear(x: Tensor, own: Mapping[str, Tensor]) -> Tensor:
 
 def convolved(x: Tensor, weight: Tensor, pad: int) -> Tensor:
     """Convolve without bias; `weight` as torch keeps it, `[J, CO, CI, 3, 3]`."""
-    return conv3x3(*_for_kernel(x, weight), pad)[..., : weight.shape[1]]
+    return conv3x3(*_for_kernel(x, weight), None, pad)[..., : weight.shape[1]]
 
 
 def _for_kernel(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

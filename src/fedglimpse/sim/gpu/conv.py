@@ -101,19 +101,20 @@ def _roomy(device: torch.device) -> bool:
 
 
 @torch.library.custom_op(named("conv3x3"), mutates_args=())
-def conv3x3(x: Tensor, weight: Tensor, pad: int) -> Tensor:
+def conv3x3(x: Tensor, weight: Tensor, counts: Tensor | None, pad: int) -> Tensor:
     """Convolve every client's images with its own weights.
 
     Args:
         x: images, channels last.  # [J, B, H, W, CI]
         weight: taps in row-major order.  # [J, 9, CO, CI]
+        counts: real images of each client, the first ones; None: all are real.  # [J] int64
         pad: zeros around an image, 0 to 2.
 
     Returns:
-        Images.  # [J, B, H + 2 pad - 2, W + 2 pad - 2, CO]
+        Images, zeros for those that are not real.  # [J, B, H + 2 pad - 2, W + 2 pad - 2, CO]
     """
     out = _room(x, weight, pad)
-    _convolve(x, weight, out, pad, None)
+    _convolve(x, weight, out, counts, pad, None)
     return out
 
 
@@ -127,7 +128,7 @@ def conv3x3_moments(
         x: as in `conv3x3`.
         weight: as there.
         bias: float32, added by what follows.  # [J, CO]
-        counts: real images of each client; the rest is padding.  # [J] int64
+        counts: as there.  # [J] int64
         pad: as there.
 
     Returns:
@@ -136,7 +137,7 @@ def conv3x3_moments(
     """
     out = _room(x, weight, pad)
     sums = torch.empty(_sums_shape(x, out, pad), device=x.device)
-    _convolve(x, weight, out, pad, (bias.contiguous(), counts.contiguous(), sums))
+    _convolve(x, weight, out, counts, pad, (bias.contiguous(), sums))
     return out, sums
 
 
@@ -160,34 +161,42 @@ def _programs(x: Tensor, out: Tensor, tile: Tile) -> int:
 
 
 def _convolve(
-    x: Tensor, weight: Tensor, out: Tensor, pad: int, moments: tuple[Tensor, ...] | None
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    counts: Tensor | None,
+    pad: int,
+    moments: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Write a convolution to `out`; `moments`: bias, counts, and where their sums go."""
+    """Write a convolution to `out`; `moments`: the bias, and where the sums go."""
     jobs, batch, high, wide, inputs = x.shape
     outputs = weight.shape[2]
     tile = _tile(x, outputs, pad, moments is not None)
     grid = (_programs(x, out, tile) * (outputs // tile.columns), jobs)
     pipe = {"num_warps": tile.warps, "num_stages": tile.stages}
-    asked, given = moments is not None, moments or (weight, weight, weight)
+    bias, sums = moments or (out, out)  # what is not asked for is not touched
+    flags = (counts is not None, moments is not None)
+    given = (bias, out if counts is None else counts.contiguous(), sums)
     if not tile.deep:
         rolling_kernel[grid](
             x, weight, out, batch, *given, high, wide, inputs, outputs,
-            tile.rows, tile.columns, asked, **pipe,
+            tile.rows, tile.columns, *flags, **pipe,
         )  # fmt: skip
         return
     pixels = batch * out.shape[2] * out.shape[3]
     forward_kernel[grid](
         x, weight, out, pixels, *given, high, wide, pad, inputs, outputs,
-        tile.rows, tile.columns, tile.deep, "ieee" if _exact(x) else "tf32", asked, **pipe,
+        tile.rows, tile.columns, tile.deep, "ieee" if _exact(x) else "tf32", *flags, **pipe,
     )  # fmt: skip
 
 
 @torch.library.custom_op(named("conv3x3_weight_grad"), mutates_args=())
-def conv3x3_weight_grad(x: Tensor, grad: Tensor, pad: int) -> Tensor:
+def conv3x3_weight_grad(x: Tensor, grad: Tensor, counts: Tensor | None, pad: int) -> Tensor:
     """Return the gradient of the weights in parts still to be summed `[J, P, 9, CI, CO]`, float32.
 
     Where float32 may be rounded to TF32, products are of two bf16 each instead: tensor cores take
-    TF32 by rows only, and here sums run over pixels. They are more exact than TF32.
+    TF32 by rows only, and here sums run over pixels. They are more exact than TF32. `counts`: as in
+    `conv3x3`; other images are not read.
     """
     jobs, batch, high, wide, inputs = x.shape
     out_high, outputs = grad.shape[2], grad.shape[4]
@@ -199,8 +208,9 @@ def conv3x3_weight_grad(x: Tensor, grad: Tensor, pad: int) -> Tensor:
     out = torch.empty(jobs, parts, TAPS, inputs, outputs, device=x.device)
     grid = (triton.cdiv(3 * inputs, tile.rows) * (outputs // tile.columns), parts, jobs)
     weight_kernel[grid](
-        x, grad, out, lines, steps, high, wide, pad, inputs, outputs,
-        tile.rows, tile.columns, tile.deep, precision,
+        x, grad, out, out if counts is None else counts.contiguous(), lines, steps,
+        high, wide, pad, inputs, outputs,
+        tile.rows, tile.columns, tile.deep, precision, counts is not None,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
@@ -212,7 +222,7 @@ def _parts_of(pixels: int) -> int:
 
 
 @conv3x3.register_fake
-def _(x: Tensor, weight: Tensor, pad: int) -> Tensor:
+def _(x: Tensor, weight: Tensor, counts: Tensor | None, pad: int) -> Tensor:
     return _room(x, weight, pad)
 
 
@@ -223,26 +233,28 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, counts: Tensor, pad: int) -> tupl
 
 
 @conv3x3_weight_grad.register_fake
-def _(x: Tensor, grad: Tensor, pad: int) -> Tensor:
+def _(x: Tensor, grad: Tensor, counts: Tensor | None, pad: int) -> Tensor:
     parts = _parts_of(x.shape[1] * grad.shape[2] * x.shape[3])
     shape = (x.shape[0], parts, TAPS, x.shape[-1], grad.shape[-1])
     return x.new_empty(shape, dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(inputs[0], inputs[1])
-    ctx.pad, ctx.others = inputs[-1], len(inputs) - 2
+    x, weight, *_, counts, ctx.pad = inputs
+    ctx.counted, ctx.others = counts is not None, len(inputs) - 2
+    ctx.save_for_backward(x, weight, *([counts] if ctx.counted else []))
     if isinstance(output, tuple):
         ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
+    x, weight = ctx.saved_tensors[:2]
+    counts = ctx.saved_tensors[2] if ctx.counted else None
     grad = grad.contiguous()
     turned = weight.flip(1).transpose(2, 3).contiguous()  # [J, 9, CI, CO]
-    of_weight = conv3x3_weight_grad(x, grad, ctx.pad).sum(1).transpose(2, 3).to(weight.dtype)
-    of_x = conv3x3(grad, turned, 2 - ctx.pad) if ctx.needs_input_grad[0] else None
-    return of_x, of_weight, *[None] * ctx.others
+    of_weight = conv3x3_weight_grad(x, grad, counts, ctx.pad).sum(1).transpose(2, 3)
+    of_x = conv3x3(grad, turned, counts, 2 - ctx.pad) if ctx.needs_input_grad[0] else None
+    return of_x, of_weight.to(weight.dtype), *[None] * ctx.others
 
 
 conv3x3.register_autograd(_backward, setup_context=_keep)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fedglimpse.sim.gpu.kernel_pieces import largest, shares, sum_parts
+from fedglimpse.sim.gpu.kernel_pieces import clear, clear_sums, largest, shares, sum_parts
 
 
 @triton.jit
@@ -78,9 +78,13 @@ def moments_kernel(
     job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
     x = _images(x, job, quads, per_image, across, CI)
     c = tl.arange(0, CO)
+    real = (tl.load(counts + job) * per_image).to(tl.int32)
+    out += (job * tl.num_programs(0) + part) * 2 * CO
+    if part * STEPS * BM >= real:
+        clear_sums(out + c, CO, CO)
+        return
     w0, w1, w2, w3 = _all_taps(weight, job, 1.0, x.dtype.element_ty, CI, CO, K)
     b = tl.load(bias + job * CO + c)[None, :]
-    real = tl.load(counts + job) * per_image
     first = tl.zeros((BM, CO), dtype=tl.float32)
     second = tl.zeros((BM, CO), dtype=tl.float32)
     for step in range(0, STEPS):
@@ -93,7 +97,6 @@ def moments_kernel(
             r = tl.where(keep, tl.maximum(z, 0.0), 0.0)
             first += r
             second += r * r
-    out += (job * tl.num_programs(0) + part) * 2 * CO
     tl.store(out + c, tl.sum(first, axis=0))
     tl.store(out + CO + c, tl.sum(second, axis=0))
 
@@ -125,36 +128,46 @@ def result_kernel(
     STEPS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
     PRECISION: tl.constexpr, PARTS: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
-    """Write the statistics and y of one part of a client's quads."""
+    """Write the statistics and y of one part of a client's quads; zeros for padding."""
     job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
     x = _images(x, job, quads, per_image, across, CI)
     c = tl.arange(0, CO)
     at = job * CO + c
-    total = tl.maximum(tl.load(counts + job) * per_image * 4, 1).to(tl.float32)
+    real = (tl.load(counts + job) * per_image).to(tl.int32)
+    total = tl.maximum(real * 4, 1).to(tl.float32)
     first, second = sum_parts(sums + job * PARTS * 2 * CO, CO, PARTS, PARTS)
     mu = first / total
     spread = tl.maximum(second / total - mu * mu, 0.0)
     tl.store(mean + at, mu, mask=(c >= 0) & (part == 0))
     tl.store(var + at, spread, mask=(c >= 0) & (part == 0))
+    out += job * quads * CO * (1 if POOL else 4)
+    if part * STEPS * BM >= real:
+        for step in range(0, STEPS):
+            m = (part * STEPS + step) * BM + tl.arange(0, BM)
+            for corner in tl.static_range(1 if POOL else 4):
+                place = m if POOL else _place(m, across, corner)
+                clear(out + place[:, None] * CO + c[None, :], (m < quads)[:, None], BM, CO)
+        return
     scale = tl.load(gamma + at) * tl.rsqrt(spread + eps)
     shift = (tl.load(beta + at) - mu * scale)[None, :]
     sign = tl.where((scale < 0.0) & POOL, -1.0, 1.0)[None, :]
     scale = scale[None, :]
     b = tl.load(bias + at)[None, :]
     w0, w1, w2, w3 = _all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
-    out += job * quads * CO * (1 if POOL else 4)
     for step in range(0, STEPS):
         m = (part * STEPS + step) * BM + tl.arange(0, BM)
         keep = (m < quads)[:, None]
+        there = (m < real)[:, None]
         patches = _patches(x, m, quads, per_image, across, CI, K)
         if POOL:
             y = _best(patches, w0, w1, w2, w3, sign, b, PRECISION) * scale + shift
+            y = tl.where(there, y, 0.0)
             tl.store(out + m[:, None] * CO + c[None, :], y.to(out.dtype.element_ty), mask=keep)
         else:
             for corner in tl.static_range(4):
                 taps = _pick(w0, w1, w2, w3, corner)
                 z = tl.dot(patches, taps, input_precision=PRECISION) + b
-                y = tl.maximum(z, 0.0) * scale + shift
+                y = tl.where(there, tl.maximum(z, 0.0) * scale + shift, 0.0)
                 place = _place(m, across, corner)[:, None] * CO + c[None, :]
                 tl.store(out + place, y.to(out.dtype.element_ty), mask=keep)
 
@@ -176,10 +189,14 @@ def sums_kernel(
     x = _images(x, job, quads, per_image, across, CI)
     c = tl.arange(0, CO)
     at = job * CO + c
+    real = (tl.load(counts + job) * per_image).to(tl.int32)
+    out += (job * tl.num_programs(0) + part) * 2 * CO
+    if part * STEPS * BM >= real:
+        clear_sums(out + c, CO, CO)
+        return
     mu = tl.load(mean + at)[None, :]
     b = tl.load(bias + at)[None, :]
     sign = tl.where((tl.load(gamma + at) < 0.0) & POOL, -1.0, 1.0)[None, :]
-    real = tl.load(counts + job) * per_image
     w0, w1, w2, w3 = _all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
     grad += job * quads * CO * (1 if POOL else 4)
     first = tl.zeros((BM, CO), dtype=tl.float32)
@@ -200,7 +217,6 @@ def sums_kernel(
                 z = tl.dot(patches, taps, input_precision=PRECISION) + b
                 first += dy
                 second += dy * (tl.maximum(z, 0.0) - mu)
-    out += (job * tl.num_programs(0) + part) * 2 * CO
     tl.store(out + c, tl.sum(first, axis=0))
     tl.store(out + CO + c, tl.sum(second, axis=0) * tl.rsqrt(tl.load(var + at) + eps))
 
@@ -230,8 +246,17 @@ def weights_kernel(
     x = _images(x, job, quads, per_image, across, CI)
     c = tl.arange(0, CO)
     at = job * CO + c
+    real = (tl.load(counts + job) * per_image).to(tl.int32)
+    k = tl.arange(0, K)[:, None]
+    of_bias += (job * tl.num_programs(0) + part) * CO
+    of_weight += (job * tl.num_programs(0) + part) * 4 * 16 * CI * CO
+    if part * STEPS * BM >= real:
+        tl.store(of_bias + c, tl.zeros((CO,), dtype=tl.float32))
+        for corner in tl.static_range(4):
+            place = of_weight + corner * 16 * CI * CO + k * CO + c[None, :]
+            clear(place, k < 16 * CI, K, CO)
+        return
     b = tl.load(bias + at)[None, :]
-    real = tl.load(counts + job) * per_image
     total = tl.maximum(real * 4, 1).to(tl.float32)
     first, second = sum_parts(sums + job * PARTS * 2 * CO, CO, PARTS, PARTS)
     inverse = tl.rsqrt(tl.load(var + at) + eps)
@@ -267,10 +292,7 @@ def weights_kernel(
                 t1 = t if corner == 1 else t1
                 t2 = t if corner == 2 else t2
                 t3 = t if corner == 3 else t3
-    at = job * tl.num_programs(0) + part
-    tl.store(of_bias + at * CO + c, tl.sum(s, axis=0))
-    k = tl.arange(0, K)[:, None]
-    of_weight += at * 4 * 16 * CI * CO + k * CO + c[None, :]
+    tl.store(of_bias + c, tl.sum(s, axis=0))
     for corner in tl.static_range(4):
         t = _pick(t0, t1, t2, t3, corner)
-        tl.store(of_weight + corner * 16 * CI * CO, t, mask=k < 16 * CI)
+        tl.store(of_weight + corner * 16 * CI * CO + k * CO + c[None, :], t, mask=k < 16 * CI)

@@ -13,6 +13,19 @@ def rectified(z, bias, keep):
 
 
 @triton.jit
+def clear(place, keep, BM: tl.constexpr, BN: tl.constexpr):
+    """Write zeros to a tile."""
+    tl.store(place, tl.zeros((BM, BN), dtype=place.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def clear_sums(place, away: tl.constexpr, C: tl.constexpr):
+    """Write zeros in the place of two sums `[C]`, the second so far behind the first."""
+    tl.store(place, tl.zeros((C,), dtype=tl.float32))
+    tl.store(place + away, tl.zeros((C,), dtype=tl.float32))
+
+
+@triton.jit
 def sum_parts(sums, C: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr):
     """Return the two sums that a kernel left in parts `[PARTS, 2, C]`; P of them at a time."""
     first = tl.zeros((P, C), dtype=tl.float32)

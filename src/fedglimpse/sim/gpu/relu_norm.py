@@ -67,7 +67,7 @@ def relu_norm(
         sums, weight, beta, counts, mean, var, scale, shift, high * wide, eps,
         channels, parts, min(triton.next_power_of_2(parts), _PARTS),
     )  # fmt: skip
-    return relu_affine(z, bias, scale, shift, pool), mean, var
+    return relu_affine(z, bias, scale, shift, counts, pool), mean, var
 
 
 @torch.library.custom_op(named("relu_frozen_norm"), mutates_args=())
@@ -80,17 +80,20 @@ def relu_frozen_norm(
     The other arguments and the answer are those of `relu_norm`.
     """
     scale = weight * torch.rsqrt(var + eps)
-    return relu_affine(z, bias, scale, beta - mean * scale, pool)
+    return relu_affine(z, bias, scale, beta - mean * scale, counts, pool)
 
 
-def relu_affine(z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, pool: bool) -> Tensor:
-    """Return pool(ReLU(z + bias) * scale + shift), without a gradient.
+def relu_affine(
+    z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, counts: Tensor, pool: bool
+) -> Tensor:
+    """Return pool(ReLU(z + bias) * scale + shift), zeros for padding, without a gradient.
 
     Args:
         z: outputs of a convolution; even-sided where pooled.  # [J, B, H, W, C]
         bias: of that convolution.  # [J, C]
         scale: float32.  # [J, C]
         shift: float32.  # [J, C]
+        counts: real images of each client.  # [J] int64
         pool: 2x2 max-pooling.
     """
     jobs, batch, high, wide, channels = z.shape
@@ -98,8 +101,8 @@ def relu_affine(z: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, pool: boo
     tile, rows_out = _tiles(rows, channels, 2 * _TILE)[0], rows // (4 if pool else 1)
     out = z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
     result_kernel[(triton.cdiv(rows_out, tile), jobs)](
-        z, bias.contiguous(), scale.contiguous(), shift.contiguous(), out,
-        rows_out, rows, wide, channels, tile, pool,
+        z, bias.contiguous(), scale.contiguous(), shift.contiguous(), counts, out,
+        rows_out, rows, out.shape[2] * out.shape[3], wide, channels, tile, pool,
     )  # fmt: skip
     return out
 

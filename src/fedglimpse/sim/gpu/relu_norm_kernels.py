@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fedglimpse.sim.gpu.kernel_pieces import largest, shares, sum_parts
+from fedglimpse.sim.gpu.kernel_pieces import clear, clear_sums, largest, shares, sum_parts
 
 
 @triton.jit
@@ -39,13 +39,18 @@ def _place(m, wide, POOL: tl.constexpr, corner: tl.constexpr):
 
 
 @triton.jit
-def result_kernel(z, bias, scale, shift, out, rows_out, rows_in, wide,
+def result_kernel(z, bias, scale, shift, counts, out, rows_out, rows_in, per_image, wide,
                   C: tl.constexpr, BM: tl.constexpr, POOL: tl.constexpr):  # fmt: skip
-    """Write ReLU(z + bias) * scale + shift, or the largest of each 2x2 square of it."""
+    """Write ReLU(z + bias) * scale + shift, or the largest of each 2x2 square; 0 for padding."""
     job = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.arange(0, C)
-    keep = (m < rows_out)[:, None]
+    exists = (m < rows_out)[:, None]
+    real = tl.minimum((tl.load(counts + job) * per_image).to(tl.int32), rows_out)
+    if tl.program_id(0) * BM >= real:
+        clear(out + (job * rows_out + m)[:, None] * C + c[None, :], exists, BM, C)
+        return
+    keep = (m < real)[:, None]
     b = tl.load(bias + job * C + c).to(tl.float32)[None, :]
     s = tl.load(scale + job * C + c)[None, :]
     t = tl.load(shift + job * C + c)[None, :]
@@ -55,7 +60,7 @@ def result_kernel(z, bias, scale, shift, out, rows_out, rows_in, wide,
         value = tl.load(z + place, mask=keep, other=0.0).to(tl.float32)
         best = tl.maximum(best, tl.maximum(value + b, 0.0) * s + t)
     place = (job * rows_out + m)[:, None] * C + c[None, :]
-    tl.store(out + place, best.to(out.dtype.element_ty), mask=keep)
+    tl.store(out + place, tl.where(keep, best, 0.0).to(out.dtype.element_ty), mask=exists)
 
 
 @triton.jit
@@ -76,7 +81,11 @@ def sums_kernel(z, bias, mean, var, weight, grad, counts, out, eps, rows_out, ro
     b = tl.load(bias + at).to(tl.float32)[None, :]
     mu = tl.load(mean + at)[None, :]
     sign = tl.where((tl.load(weight + at) < 0.0) & POOL, -1.0, 1.0)[None, :]
-    real = tl.minimum(tl.load(counts + job) * per_image, rows_out)
+    real = tl.minimum((tl.load(counts + job) * per_image).to(tl.int32), rows_out)
+    out += (job * tl.num_programs(0) + part) * 2 * C
+    if part * STEPS * BM >= real:
+        clear_sums(out + c, C, C)
+        return
     z += job * rows_in * C
     grad += job * rows_out * C
     first = tl.zeros((BM, C), dtype=tl.float32)
@@ -92,7 +101,6 @@ def sums_kernel(z, bias, mean, var, weight, grad, counts, out, eps, rows_out, ro
             r = tl.maximum(r, _corner(z, m, wide, c, keep, b, C, POOL, 3) * sign)
         first += dy
         second += dy * (r * sign - mu)
-    out += (job * tl.num_programs(0) + part) * 2 * C
     tl.store(out + c, tl.sum(first, axis=0))
     tl.store(out + C + c, tl.sum(second, axis=0) * tl.rsqrt(tl.load(var + at) + eps))
 
@@ -123,7 +131,16 @@ def back_kernel(z, bias, mean, var, weight, grad, counts, sums, out, of_bias, ep
     c = tl.arange(0, C)
     at = job * C + c
     b = tl.load(bias + at).to(tl.float32)[None, :]
-    count = tl.load(counts + job) * per_image  # real output pixels
+    count = (tl.load(counts + job) * per_image).to(tl.int32)  # real output pixels
+    of_bias += (job * tl.num_programs(0) + part) * C
+    if part * STEPS * BM >= count:
+        for step in range(0, STEPS):
+            m = (part * STEPS + step) * BM + tl.arange(0, BM)
+            for corner in tl.static_range(4 if POOL else 1):
+                place = (job * rows_in + _place(m, wide, POOL, corner))[:, None] * C + c[None, :]
+                clear(out + place, (m < rows_out)[:, None], BM, C)
+        tl.store(of_bias + c, tl.zeros((C,), dtype=tl.float32))
+        return
     inv = tl.rsqrt(tl.load(var + at) + eps)
     factor = tl.load(weight + at) * inv
     total = tl.maximum(count * (4 if POOL else 1), 1).to(tl.float32)
@@ -155,4 +172,4 @@ def back_kernel(z, bias, mean, var, weight, grad, counts, sums, out, of_bias, ep
             s += _put(out, m, wide, c, keep, real, r3, d3, a, level, slope, C, POOL, 3)
         else:
             s += _put(out, m, wide, c, keep, real, r0, dy, a, level, slope, C, POOL, 0)
-    tl.store(of_bias + (job * tl.num_programs(0) + part) * C + c, tl.sum(s, axis=0))
+    tl.store(of_bias + c, tl.sum(s, axis=0))

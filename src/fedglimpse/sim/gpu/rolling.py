@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fedglimpse.sim.gpu.kernel_pieces import rectified
+from fedglimpse.sim.gpu.kernel_pieces import clear, clear_sums, rectified
 
 
 @triton.jit
@@ -29,11 +29,11 @@ def _taps(two, third, u, v, total):
 def rolling_kernel(
     x, w, out, images, bias, counts, sums,
     HIGH: tl.constexpr, WIDE: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, MOMENTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, COUNTED: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
     """BN channels of BM / WIDE images of one client, padded by one zero; WIDE divides BM.
 
-    Where MOMENTS, also the sums of r and r^2, r = ReLU(out + bias), over its real images.
+    COUNTED and MOMENTS are those of `conv_kernels.forward_kernel`.
     """
     job = tl.program_id(1).to(tl.int64)
     columns: tl.constexpr = CO // BN
@@ -45,12 +45,21 @@ def rolling_kernel(
     part = tl.program_id(0) // columns
     image, column = part * (BM // WIDE) + m // WIDE, m % WIDE
     pixel = ((job * images + image) * HIGH * WIDE + column)[:, None]  # of the first line
-    there = (image < images)[:, None]
+    exists = (image < images)[:, None]
+    real = tl.load(counts + job).to(tl.int32) if COUNTED else images
+    there = (image < real)[:, None]
     inside = there & ((column[:, None] > 0) | (k2[None, :] >= CI))
     two = x + pixel * CI + k2[None, :] - CI  # the pixel to the left and this one
     third = x + pixel * CI + k[None, :] + CI  # the one to the right
     before_last = there & (column < WIDE - 1)[:, None]
     out += pixel * CO + n[None, :]
+    sums += (job * (tl.num_programs(0) // columns) + part) * 2 * CO + n
+    if part * (BM // WIDE) >= real:
+        for line in range(0, HIGH):
+            clear(out + line * line_out, exists, BM, BN)
+        if MOMENTS:
+            clear_sums(sums, CO, BN)
+        return
     w += job * 9 * tap + n[None, :] * CI
     w2, w1 = w + (k2 // CI * tap + k2 % CI)[:, None], w + 2 * tap + k[:, None]
     u0, u1, u2 = tl.load(w2), tl.load(w2 + 3 * tap), tl.load(w2 + 6 * tap)
@@ -61,7 +70,6 @@ def rolling_kernel(
     second = tl.zeros((BM, BN), dtype=tl.float32)
     if MOMENTS:
         b = tl.load(bias + job * CO + n)[None, :]
-        real = (image < tl.load(counts + job))[:, None]
     for line in range(0, HIGH):
         a = tl.load(two + line * line_in, mask=inside, other=0.0)
         c = tl.load(third + line * line_in, mask=before_last, other=0.0)
@@ -69,16 +77,15 @@ def rolling_kernel(
         own = _taps(a, c, u1, v1, own)
         below = _taps(a, c, u0, v0, tl.zeros((BM, BN), dtype=tl.float32))
         z = above.to(out.dtype.element_ty)
-        tl.store(out + (line - 1) * line_out, z, mask=there & (line > 0))
+        tl.store(out + (line - 1) * line_out, z, mask=exists & (line > 0))
         if MOMENTS:
-            r = rectified(z, b, real & (line > 0))
+            r = rectified(z, b, there & (line > 0))
             first += r
             second += r * r
         above, own = own, below
     z = above.to(out.dtype.element_ty)
-    tl.store(out + (HIGH - 1) * line_out, z, mask=there)
+    tl.store(out + (HIGH - 1) * line_out, z, mask=exists)
     if MOMENTS:
-        r = rectified(z, b, real)
-        sums += (job * (tl.num_programs(0) // columns) + part) * 2 * CO + n
+        r = rectified(z, b, there)
         tl.store(sums, tl.sum(first + r, axis=0))
         tl.store(sums + CO, tl.sum(second + r * r, axis=0))
