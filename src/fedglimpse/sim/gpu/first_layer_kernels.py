@@ -10,51 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fedglimpse.sim.gpu.first_layer_loads import all_taps, images, load_patches
 from fedglimpse.sim.gpu.kernel_pieces import clear, clear_sums, largest, shares, sum_parts
-
-
-@triton.jit
-def _patches(x, m, quads, per_image, across, CI: tl.constexpr, K: tl.constexpr):
-    """Load the 4x4 pixels that every quad sees: [BM, K], k = input * 16 + pixel."""
-    wide = 2 * across + 2
-    high = 2 * (per_image // across) + 2
-    k = tl.arange(0, K)
-    away = ((k % 16) // 4 * wide + k % 4) * CI + k // 16
-    m = tl.minimum(m, quads - 1)
-    row = 2 * (m % per_image // across)
-    place = ((m // per_image * high + row) * wide + 2 * (m % across)) * CI
-    return tl.load(x + place[:, None] + away[None, :], mask=(k < 16 * CI)[None, :], other=0.0)
-
-
-@triton.jit
-def _images(x, job, quads, per_image, across, CI: tl.constexpr):
-    """Return where a client's images begin, each with its zeros around it."""
-    pixels = (2 * (per_image // across) + 2) * (2 * across + 2)
-    return x + job * (quads // per_image) * pixels * CI
-
-
-@triton.jit
-def _taps(weight, sign, kind: tl.constexpr, corner: tl.constexpr, CI: tl.constexpr,
-          CO: tl.constexpr, K: tl.constexpr):  # fmt: skip
-    """Load the weights of one corner, 9 of each 16 filled: [K, CO]."""
-    k = tl.arange(0, K)[:, None]
-    row, column = k % 16 // 4 - corner // 2, k % 4 - corner % 2
-    filled = (row >= 0) & (row < 3) & (column >= 0) & (column < 3) & (k < 16 * CI)
-    place = tl.arange(0, CO)[None, :] * 9 * CI + k // 16 * 9 + row * 3 + column
-    return (tl.load(weight + place, mask=filled, other=0.0) * sign).to(kind)
-
-
-@triton.jit
-def _all_taps(weight, job, sign, kind: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-              K: tl.constexpr):  # fmt: skip
-    """Load the weights of the four corners."""
-    weight += job * 9 * CI * CO
-    return (
-        _taps(weight, sign, kind, 0, CI, CO, K),
-        _taps(weight, sign, kind, 1, CI, CO, K),
-        _taps(weight, sign, kind, 2, CI, CO, K),
-        _taps(weight, sign, kind, 3, CI, CO, K),
-    )
 
 
 @triton.jit
@@ -76,21 +33,21 @@ def moments_kernel(
 ):  # fmt: skip
     """Sums of r and r^2, r = ReLU(conv(x) + bias), over one part of a client's real pixels."""
     job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    x = _images(x, job, quads, per_image, across, CI)
+    x = images(x, job, quads, per_image, across, CI)
     c = tl.arange(0, CO)
     real = (tl.load(counts + job) * per_image).to(tl.int32)
     out += (job * tl.num_programs(0) + part) * 2 * CO
     if part * STEPS * BM >= real:
         clear_sums(out + c, CO, CO)
         return
-    w0, w1, w2, w3 = _all_taps(weight, job, 1.0, x.dtype.element_ty, CI, CO, K)
+    w0, w1, w2, w3 = all_taps(weight, job, 1.0, x.dtype.element_ty, CI, CO, K)
     b = tl.load(bias + job * CO + c)[None, :]
     first = tl.zeros((BM, CO), dtype=tl.float32)
     second = tl.zeros((BM, CO), dtype=tl.float32)
     for step in range(0, STEPS):
         m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = ((m < quads) & (m < real))[:, None]
-        patches = _patches(x, m, quads, per_image, across, CI, K)
+        keep = (m < real)[:, None]
+        patches = load_patches(x, m, quads, per_image, across, CI, K)
         for corner in tl.static_range(4):
             taps = _pick(w0, w1, w2, w3, corner)
             z = tl.dot(patches, taps, input_precision=PRECISION) + b
@@ -130,7 +87,7 @@ def result_kernel(
 ):  # fmt: skip
     """Write the statistics and y of one part of a client's quads; zeros for padding."""
     job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    x = _images(x, job, quads, per_image, across, CI)
+    x = images(x, job, quads, per_image, across, CI)
     c = tl.arange(0, CO)
     at = job * CO + c
     real = (tl.load(counts + job) * per_image).to(tl.int32)
@@ -153,12 +110,12 @@ def result_kernel(
     sign = tl.where((scale < 0.0) & POOL, -1.0, 1.0)[None, :]
     scale = scale[None, :]
     b = tl.load(bias + at)[None, :]
-    w0, w1, w2, w3 = _all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
+    w0, w1, w2, w3 = all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
     for step in range(0, STEPS):
         m = (part * STEPS + step) * BM + tl.arange(0, BM)
         keep = (m < quads)[:, None]
         there = (m < real)[:, None]
-        patches = _patches(x, m, quads, per_image, across, CI, K)
+        patches = load_patches(x, m, quads, per_image, across, CI, K)
         if POOL:
             y = _best(patches, w0, w1, w2, w3, sign, b, PRECISION) * scale + shift
             y = tl.where(there, y, 0.0)
@@ -186,7 +143,7 @@ def sums_kernel(
 ):  # fmt: skip
     """Sums of dy and dy * x^ (the gradients of beta and gamma), by parts."""
     job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    x = _images(x, job, quads, per_image, across, CI)
+    x = images(x, job, quads, per_image, across, CI)
     c = tl.arange(0, CO)
     at = job * CO + c
     real = (tl.load(counts + job) * per_image).to(tl.int32)
@@ -197,14 +154,14 @@ def sums_kernel(
     mu = tl.load(mean + at)[None, :]
     b = tl.load(bias + at)[None, :]
     sign = tl.where((tl.load(gamma + at) < 0.0) & POOL, -1.0, 1.0)[None, :]
-    w0, w1, w2, w3 = _all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
+    w0, w1, w2, w3 = all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
     grad += job * quads * CO * (1 if POOL else 4)
     first = tl.zeros((BM, CO), dtype=tl.float32)
     second = tl.zeros((BM, CO), dtype=tl.float32)
     for step in range(0, STEPS):
         m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = ((m < quads) & (m < real))[:, None]
-        patches = _patches(x, m, quads, per_image, across, CI, K)
+        keep = (m < real)[:, None]
+        patches = load_patches(x, m, quads, per_image, across, CI, K)
         if POOL:
             dy = tl.load(grad + m[:, None] * CO + c[None, :], mask=keep, other=0.0).to(tl.float32)
             r = _best(patches, w0, w1, w2, w3, sign, b, PRECISION)
@@ -235,6 +192,15 @@ def _add(patches, z, dy, keep, t, of_bias, sign, b, a, level, slope, PRECISION: 
 
 
 @triton.jit
+def _put(out, t0, t1, t2, t3, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr):
+    """Write the gradients of each corner's weights."""
+    k = tl.arange(0, K)[:, None]
+    out += k * CO + tl.arange(0, CO)[None, :]
+    for corner in tl.static_range(4):
+        tl.store(out + corner * 16 * CI * CO, _pick(t0, t1, t2, t3, corner), mask=k < 16 * CI)
+
+
+@triton.jit
 def weights_kernel(
     x, weight, bias, gamma, counts, mean, var, grad, sums, of_bias, of_weight, eps,
     quads, per_image, across,
@@ -243,18 +209,16 @@ def weights_kernel(
 ):  # fmt: skip
     """Gradients of the bias and of each corner's weights, by parts."""
     job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    x = _images(x, job, quads, per_image, across, CI)
+    x = images(x, job, quads, per_image, across, CI)
     c = tl.arange(0, CO)
     at = job * CO + c
     real = (tl.load(counts + job) * per_image).to(tl.int32)
-    k = tl.arange(0, K)[:, None]
-    of_bias += (job * tl.num_programs(0) + part) * CO
+    of_bias += (job * tl.num_programs(0) + part) * CO + c
     of_weight += (job * tl.num_programs(0) + part) * 4 * 16 * CI * CO
+    t0 = tl.zeros((K, CO), dtype=tl.float32)
     if part * STEPS * BM >= real:
-        tl.store(of_bias + c, tl.zeros((CO,), dtype=tl.float32))
-        for corner in tl.static_range(4):
-            place = of_weight + corner * 16 * CI * CO + k * CO + c[None, :]
-            clear(place, k < 16 * CI, K, CO)
+        tl.store(of_bias, tl.zeros((CO,), dtype=tl.float32))
+        _put(of_weight, t0, t0, t0, t0, CI, CO, K)
         return
     b = tl.load(bias + at)[None, :]
     total = tl.maximum(real * 4, 1).to(tl.float32)
@@ -265,15 +229,14 @@ def weights_kernel(
     level = (-factor * first / total - tilt * tl.load(mean + at))[None, :]
     sign = tl.where((factor < 0.0) & POOL, -1.0, 1.0)[None, :]
     a, slope = factor[None, :], tilt[None, :]
-    w0, w1, w2, w3 = _all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
+    w0, w1, w2, w3 = all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
     grad += job * quads * CO * (1 if POOL else 4)
     s = tl.zeros((BM, CO), dtype=tl.float32)
-    t0 = tl.zeros((K, CO), dtype=tl.float32)
     t1, t2, t3 = t0, t0, t0
     for step in range(0, STEPS):
         m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = ((m < quads) & (m < real))[:, None]
-        p = _patches(x, m, quads, per_image, across, CI, K)
+        keep = (m < real)[:, None]
+        p = load_patches(x, m, quads, per_image, across, CI, K)
         if POOL:
             z0, z1, z2, z3 = _products(p, w0, w1, w2, w3, PRECISION)
             dy = tl.load(grad + m[:, None] * CO + c[None, :], mask=keep, other=0.0)
@@ -292,7 +255,5 @@ def weights_kernel(
                 t1 = t if corner == 1 else t1
                 t2 = t if corner == 2 else t2
                 t3 = t if corner == 3 else t3
-    tl.store(of_bias + c, tl.sum(s, axis=0))
-    for corner in tl.static_range(4):
-        t = _pick(t0, t1, t2, t3, corner)
-        tl.store(of_weight + corner * 16 * CI * CO + k * CO + c[None, :], t, mask=k < 16 * CI)
+    tl.store(of_bias, tl.sum(s, axis=0))
+    _put(of_weight, t0, t1, t2, t3, CI, CO, K)

@@ -26,6 +26,18 @@ def _taps(two, third, u, v, total):
 
 
 @triton.jit
+def _leave_out(
+    out, sums, exists, line_out: tl.constexpr, HIGH: tl.constexpr, CO: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, MOMENTS: tl.constexpr,
+):  # fmt: skip
+    """Write what padding gives: zeros."""
+    for line in range(0, HIGH):
+        clear(out + line * line_out, exists, BM, BN)
+    if MOMENTS:
+        clear_sums(sums, CO, BN)
+
+
+@triton.jit
 def rolling_kernel(
     x, w, out, images, bias, counts, sums,
     HIGH: tl.constexpr, WIDE: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
@@ -55,10 +67,7 @@ def rolling_kernel(
     out += pixel * CO + n[None, :]
     sums += (job * (tl.num_programs(0) // columns) + part) * 2 * CO + n
     if part * (BM // WIDE) >= real:
-        for line in range(0, HIGH):
-            clear(out + line * line_out, exists, BM, BN)
-        if MOMENTS:
-            clear_sums(sums, CO, BN)
+        _leave_out(out, sums, exists, line_out, HIGH, CO, BM, BN, MOMENTS)
         return
     w += job * 9 * tap + n[None, :] * CI
     w2, w1 = w + (k2 // CI * tap + k2 % CI)[:, None], w + 2 * tap + k[:, None]
