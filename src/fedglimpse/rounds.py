@@ -8,7 +8,6 @@ from typing import Any
 
 from fedglimpse.crew import Crew
 from fedglimpse.errors import UserError
-from fedglimpse.sim.transfer import overtaking
 from fedglimpse.sim.world import Lane, World
 
 Books = Callable[[], list[dict[str, Any]]]  # lets selectors learn; returns the round's records
@@ -44,13 +43,12 @@ def open_round(
         meanwhile: called once before selectors choose, on a GPU while clients train: the books of
             the round before, if they were not done.
     """
-    began, ahead = time.perf_counter(), overtaking(world.states.device)
+    began = time.perf_counter()
 
     def before() -> None:
         nonlocal began
         paused = time.perf_counter()
-        with ahead():
-            meanwhile()
+        meanwhile()
         began += time.perf_counter() - paused  # that time is the other round's
 
     views = world.observe(before)

@@ -24,7 +24,7 @@ from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
 from fedglimpse.rounds import crew_of, play_round
 from fedglimpse.sim.evaluate import Evaluator
 from fedglimpse.sim.gradients import mean_gradients
-from fedglimpse.sim.transfer import on_its_way, overtaking, sent
+from fedglimpse.sim.transfer import on_its_way, sent
 from fedglimpse.types import View
 
 pytestmark = [
@@ -63,23 +63,6 @@ def test_transfers_carry_what_was_there_when_they_began() -> None:
     small.zero_()
     assert torch.equal(home(), torch.arange(1000.0))
     assert torch.equal(there.cpu(), torch.arange(1000))
-
-
-def test_work_that_overtakes_does_not_wait_and_is_waited_for() -> None:
-    busy, before = torch.randn(8192, 8192, device=CUDA), torch.full((1000,), 2.0, device=CUDA)
-    ahead = overtaking(CUDA)
-    for _ in range(200):
-        busy = busy @ busy / 100
-    trained = torch.cuda.Event()
-    trained.record()
-    with ahead():
-        doubled = before * 2
-        at_once = doubled.sum().item()
-        assert not trained.query()  # the first queue is still at work
-        for _ in range(20):
-            doubled = doubled + 1
-    assert at_once == 4000
-    assert (doubled + 1).sum().item() == 25000
 
 
 @pytest.mark.parametrize("method", ["glimpse", "f3ast", "favor"])
