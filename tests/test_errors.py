@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedglimpse import cli
-from fedglimpse.errors import lacks_memory
+from fedglimpse.errors import DeviceLost, lacks_memory
 
 
 def asks_for_too_much() -> None:
@@ -28,3 +28,21 @@ def test_other_errors_are_not_taken_for_it() -> None:
     assert lacks_memory(MemoryError())
     assert lacks_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert not lacks_memory(RuntimeError("shapes cannot be multiplied"))
+
+
+def test_a_lost_gpu_ends_the_process_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is cleaned up: freeing what lies on it would abort."""
+
+    def lost() -> None:
+        raise DeviceLost("The GPU stopped working.")
+
+    def leave(code: int) -> None:
+        raise KeyboardInterrupt(code)
+
+    monkeypatch.setattr(cli, "app", lost)
+    monkeypatch.setattr("os._exit", leave)
+    with pytest.raises(KeyboardInterrupt, match="2"):
+        cli.main()
+    assert capsys.readouterr().err == "fedglimpse: The GPU stopped working.\n"

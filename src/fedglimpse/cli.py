@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedglimpse.commands.theory import theory
 from fedglimpse.commands.words import Quiet, Words, load_config, sort_words, without_names
 from fedglimpse.compare import check_target, default_target, markdown, row_of
 from fedglimpse.config import Config
-from fedglimpse.errors import TOO_LARGE, UserError, lacks_memory
+from fedglimpse.errors import TOO_LARGE, DeviceLost, UserError, lacks_memory
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
 from fedglimpse.plugins import users_fault
@@ -222,7 +223,9 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"fedglimpse: {error}", file=sys.stderr)
+        print(f"fedglimpse: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, DeviceLost):
+            os._exit(2)
         sys.exit(2)
     except Exception as error:
         if lacks_memory(error):

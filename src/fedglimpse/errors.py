@@ -13,6 +13,13 @@ class UserError(Exception):
     """
 
 
+class DeviceLost(UserError):
+    """A GPU answers no more: the process must end at once.
+
+    Whoever frees what lies on such a GPU ends in an error of its own, the interpreter's end too.
+    """
+
+
 TOO_LARGE = (
     "There is not enough memory for this: take fewer seeds or lanes, a smaller engine.max_jobs, "
     "sketch.size, agent.buffer or agent.d_token, or fewer clients."

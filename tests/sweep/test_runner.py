@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from sweeps import SMALL, results, write
 from typer.testing import CliRunner
@@ -17,12 +18,15 @@ from typer.testing import CliRunner
 from fedglimpse import experiment, records
 from fedglimpse.commands.sweep import sweep
 from fedglimpse.config import Config
-from fedglimpse.errors import UserError
+from fedglimpse.errors import DeviceLost, UserError
 from fedglimpse.records import run_identity
 from fedglimpse.study import load_study, write_study
 from fedglimpse.sweep import local, runner
+from fedglimpse.sweep.folder import SweepFolder
 from fedglimpse.sweep.plan import Plan, read_plan
+from fedglimpse.sweep.progress import SweepProgress, Tally
 from fedglimpse.sweep.runner import How, run_sweep
+from fedglimpse.sweep.stop import Stop
 from fedglimpse.types import Choice, Method, View
 
 QUIET = How(quiet=True)
@@ -313,3 +317,38 @@ def test_mistakes_on_the_command_line_write_nothing(
     assert isinstance(done.exception, UserError), done.output
     assert part in str(done.exception)
     assert not out.exists()
+
+
+def test_a_gpu_that_stopped_ends_the_sweep_and_blames_no_cell(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, whatever advice CUDA has, and while the error still holds what lies there."""
+    lost = RuntimeError("CUDA error: an illegal instruction\nSearch for it.\nCompile with DSA.")
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise lost
+
+    monkeypatch.setattr(local, "run_together", broken)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.zeros", broken)
+    with pytest.raises(DeviceLost) as caught:
+        local.play(
+            SweepFolder(tmp_path),
+            [plan.cells],
+            {c.id: Config() for c in plan.cells},
+            Stop(None),
+            SweepProgress(Tally({}, 0, 0), quiet=True),
+        )
+    assert "\n" not in str(caught.value)
+    assert "an illegal instruction (test_runner.py" in str(caught.value)
+    assert caught.value.__context__ is lost
+    assert not list(tmp_path.rglob("failed.json"))
+
+
+def test_a_gpu_whose_memory_is_full_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.zeros", full)
+    local.check_device("CUDA out of memory.")

@@ -16,7 +16,8 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    said = str(error).partition("\n")[0]  # CUDA's errors go on with advice
+    return f"{type(error).__name__}: {said}{place}"
 
 
 def concerns_the_folder(error: BaseException) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import torch
 
 from fedglimpse.config import Config
-from fedglimpse.errors import UserError
+from fedglimpse.errors import DeviceLost
 from fedglimpse.experiment import Stopped, run_together
 from fedglimpse.sweep.failures import concerns_the_folder, reason_of, split_or_blame
 from fedglimpse.sweep.folder import SweepFolder
@@ -41,7 +40,6 @@ def play(
                 folder.tidy(cell)
         free_memory()
         if reason:
-            check_device(reason)
             queue.extendleft(reversed(split_or_blame(folder, pack, reason)))
         for cell in pack:
             progress.tally.settle(cell.id, folder.state(cell), folder.played(cell))
@@ -65,7 +63,9 @@ def _play_pack(
     except Exception as error:
         if concerns_the_folder(error):
             raise
-        return False, reason_of(error)
+        reason = reason_of(error)
+        check_device(reason)  # here, where `error` still holds what cannot be freed then
+        return False, reason
     return False, ""
 
 
@@ -73,18 +73,19 @@ def free_memory() -> None:
     """Let go of what the last pack held, on the GPU too."""
     gc.collect()
     if torch.cuda.is_available():
-        with suppress(RuntimeError):  # of a GPU that is broken: `check_device` says so
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
 
 def check_device(reason: str) -> None:
-    """Raise UserError where a GPU answers no more: that ends the sweep and blames no cell."""
+    """Raise DeviceLost where a GPU answers no more: that ends the sweep and blames no cell."""
     if not torch.cuda.is_available():
         return
     try:
         torch.zeros(1, device="cuda").add_(1).item()
-    except RuntimeError as broken:
-        raise UserError(
-            f"The GPU stopped working after '{reason}' ({broken}): run the same command again to "
-            "go on, with --lanes 1 if it comes back."
+    except torch.cuda.OutOfMemoryError:
+        return
+    except RuntimeError:
+        raise DeviceLost(
+            f"The GPU stopped working after '{reason}': run the same command again to go on, with "
+            "--lanes 1 if it comes back."
         ) from None
