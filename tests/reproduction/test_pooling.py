@@ -106,6 +106,18 @@ def test_data_with_the_same_seeds_are_joined_seed_by_seed() -> None:
     assert found.p == pytest.approx(theirs.pvalue)
 
 
+def test_they_are_so_beside_data_with_other_seeds() -> None:
+    """Two data sets with the same seeds are as one with the mean of both, whoever else is there."""
+    a, b, c = [0.3, 0.1, 0.4, 0.2], [0.4, 0.0, 0.7, 0.1], [0.2, 0.9, 0.5]
+    found = pool({"a": [of(*a)], "b": [of(*b)], "c": [of(*c)]})
+    assert found is not None
+    assert found.low is not None
+    joined = [(x + y) / 3 for x, y in zip(a, b, strict=True)]
+    own = [x / 3 for x in c]
+    halves = [stats.t.ppf(0.975, len(v) - 1) * stats.sem(v) for v in (joined, own)]
+    assert found.mean - found.low == pytest.approx((halves[0] ** 2 + halves[1] ** 2) ** 0.5)
+
+
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize("common", [0.0, 0.5, 1.0, 3.0])
 def test_intervals_cover_however_much_a_seed_means(common: float, across: bool) -> None:

@@ -55,8 +55,10 @@ def pool(groups: Mapping[str, Sequence[Values]]) -> Pooled | None:
     told = pool(rest) if few <= 2 else None
     if few < 2:
         return Pooled(middle, None, None, None, pairs, total, counted, told)
-    together = len({tuple(some) for some in seeds.values()}) == 1
-    found = [_sum(list(parts.values()))] if together else list(parts.values())
+    same: dict[tuple[int, ...], list[_Part]] = {}
+    for data, part in parts.items():
+        same.setdefault(tuple(seeds[data]), []).append(part)
+    found = [_sum(some) for some in same.values()]
     return Pooled(middle, *_noise(middle, found), pairs, total, counted, told)
 
 
