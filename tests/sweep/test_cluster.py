@@ -127,7 +127,8 @@ def test_a_killed_worker_is_retried(cluster: Any, tmp_path: Path) -> None:
         while not killed and time.monotonic() < deadline:
             for child in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    if "ray::_work" in child.cmdline()[0]:
+                    name = child.cmdline()[:1]  # empty while a process begins or ends
+                    if name and "ray::_work" in name[0]:
                         killed.append(child.pid)
                         child.kill()
                         return
