@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 
 from fedglimpse.methods.glimpse import GlimpseSelector
+from fedglimpse.provenance import code
 from fedglimpse.rl.config import PRESETS, AgentConfig
 from fedglimpse.rng import generator
 from fedglimpse.types import Outcome, View
@@ -96,12 +96,6 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor()
 
 
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "unknown"
-
-
 def main() -> None:
     torch.set_num_threads(1)
     report: dict[str, object] = {
@@ -110,7 +104,7 @@ def main() -> None:
         "python": platform.python_version(),
         "cpu": cpu_model(),
         "threads": 1,
-        "commit": commit(),
+        **code(),
         "load_average_before": [round(load, 2) for load in os.getloadavg()],
         "rounds_measured": ROUNDS,
         "target_round_ms": TARGET_MS,

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from gpu_training import examples, jobs_of
 from torch.profiler import ProfilerActivity, profile
-from trainers import commit
 
 from fedglimpse import nets
 from fedglimpse.layout import Layout
+from fedglimpse.provenance import code
 from fedglimpse.sim.gpu import compiled, conv
 from fedglimpse.sim.gpu.conv import Tile, conv3x3, conv3x3_moments, conv3x3_weight_grad
 from fedglimpse.sim.gpu.graphed import GraphedTrainer
@@ -185,7 +185,7 @@ def main() -> None:
     facts: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "commit": commit(),
+        **code(),
         "clients": args.clients,
     }
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:  # they compile

@@ -18,11 +18,11 @@ from statistics import median
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from trainers import commit
 
 from fedglimpse import nets, rng
 from fedglimpse.cost import ModelFlops
 from fedglimpse.layout import Layout
+from fedglimpse.provenance import code
 from fedglimpse.sim.gpu.graphed import GraphedTrainer
 from fedglimpse.sim.jobs import Examples, Jobs, LocalTrainer, Recipe
 from fedglimpse.sim.precision import Precision
@@ -99,7 +99,7 @@ def main() -> None:
     facts = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "commit": commit(),
+        **code(),
         "what": f"{EPOCHS} epochs, batches of 64, SGD, crop and flip for cifar10",
     }
     results = []

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from trainers import commit
 
 from fedglimpse.bench import Stopwatch, random_data, watch_round
 from fedglimpse.builder import Parts, world_of
 from fedglimpse.crew import Crew
+from fedglimpse.provenance import code
 from fedglimpse.rounds import crew_of, play_round
 from fedglimpse.sim.world import World
 from fedglimpse.sweep.packs import wanted
@@ -75,7 +75,7 @@ def main() -> None:
     facts: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
-        "commit": commit(),
+        **code(),
         "lanes": len(world.lanes),
         "until_warm_s": round(time.perf_counter() - began, 1),
         "ms_a_round": round(milliseconds(world, crew, args.rounds, clock), 1),

@@ -22,7 +22,9 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from trainers import commit, cpu_name
+from trainers import cpu_name
+
+from fedglimpse.provenance import code
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "peers.json"
@@ -125,7 +127,7 @@ def main() -> None:
         "threads": words.threads,
         "scale": words.scale,
         "load_average_before": [round(value, 2) for value in load],
-        "commit": commit(),
+        **code(),
         "not_measured": missing,
     }
     words.out.parent.mkdir(exist_ok=True)

@@ -19,7 +19,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from trainers import commit, cpu_name
+from trainers import cpu_name
+
+from fedglimpse.provenance import code
 
 RESULTS = Path(__file__).parent / "results" / "population.json"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -87,7 +89,7 @@ def main() -> None:
         }
         print(f"{clients:>9,} clients: {results[clients]}")
     facts = {"torch": torch.__version__, "cpu": cpu_name(), "threads": words.threads}
-    text = {**facts, "commit": commit(), "settings": settings(0, words.rounds), "results": results}
+    text = {**facts, **code(), "settings": settings(0, words.rounds), "results": results}
     words.out.parent.mkdir(exist_ok=True)
     words.out.write_text(json.dumps(text, indent=1) + "\n")
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from fedglimpse import rng
+from fedglimpse.provenance import code
 from fedglimpse.sketch import build_sketch
 
 TARGETS = {  # seconds, MiB
@@ -66,14 +67,6 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def commit() -> str | None:
-    here = Path(__file__).parent
-    found = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--size", type=int, default=552_362)
@@ -102,7 +95,7 @@ def main() -> None:
         "cpu": cpu_model(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": commit(),
+        **code(),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=2) + "\n")

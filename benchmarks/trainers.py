@@ -12,7 +12,6 @@ import argparse
 import copy
 import json
 import platform
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from fedglimpse.engine import has_convolutions
 from fedglimpse.layout import Layout
 from fedglimpse.nets import fashion_cnn, har_mlp
+from fedglimpse.provenance import code
 from fedglimpse.sim.batched import BatchedTrainer
 from fedglimpse.sim.jobs import Examples, Jobs, Recipe
 from fedglimpse.sim.serial import SerialTrainer
@@ -101,14 +101,6 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor()
 
 
-def commit() -> str:
-    """Return the commit this was measured at, if known."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
@@ -126,7 +118,7 @@ def main() -> None:
             print(f"{case.name:30} {name:12} {value:7.3f} s  ratio {ratios[name]:.2f}{mark}")
     RESULTS.parent.mkdir(exist_ok=True)
     facts = {"torch": torch.__version__, "cpu": cpu_name(), "threads": arguments.threads}
-    RESULTS.write_text(json.dumps({**facts, "commit": commit(), "results": results}, indent=1))
+    RESULTS.write_text(json.dumps({**facts, **code(), "results": results}, indent=1))
     print(f"results: {RESULTS}")
 
 

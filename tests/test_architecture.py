@@ -25,6 +25,7 @@ ALLOWED = {
     "toml": {"errors"},
     "lock": {"errors"},
     "checkpoint": {"errors", "version"},
+    "provenance": {"version"},
     "presets": {"rl"},
     "aggregate": {"errors", "types"},
     "sketch": {"errors", "rng"},
@@ -49,8 +50,8 @@ ALLOWED = {
         "version",
     },
     "report": {
-        "compare", "config", "configure", "errors", "records", "stats", "study", "summary",
-        "toml", "version",
+        "compare", "config", "configure", "errors", "provenance", "records", "stats", "study",
+        "summary", "toml", "version",
     },
     "configure": {"config", "errors", "presets", "toml"},
     "sim": {"errors", "rng", "types", "layout", "needs", "data", "cost", "aggregate"},

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from fedglimpse.configure import resolve
 from fedglimpse.crew import Crew
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.errors import UserError, nearest
-from fedglimpse.records import environment
+from fedglimpse.provenance import environment
 from fedglimpse.rounds import crew_of, play_round
 from fedglimpse.sim.precision import Precision, check_precision
 from fedglimpse.sim.world import World
@@ -214,18 +213,8 @@ def bench_engine(
 
 
 def report(what: str, results: Any, device: str) -> dict[str, Any]:
-    """Return results with the device, the versions and the commit they belong to."""
-    return {"what": what, "device": device, "commit": commit(), **environment(), "results": results}
-
-
-def commit() -> str:
-    """Return the commit of the source, or "unknown" outside a repository."""
-    command = ["git", "describe", "--always", "--dirty"]
-    try:
-        answer = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
-    except OSError:
-        return "unknown"
-    return answer.stdout.strip() or "unknown"
+    """Return results with the device, the code and the versions they belong to."""
+    return {"what": what, "device": device, **environment(), "results": results}
 
 
 def _peak(device: torch.device) -> float | None:

@@ -34,8 +34,9 @@ from fedglimpse.methods.describe import describe
 from fedglimpse.plugins import users_fault
 from fedglimpse.profiling import Profiled
 from fedglimpse.progress import listener
+from fedglimpse.provenance import environment
 from fedglimpse.ready import Readiness
-from fedglimpse.records import RunFolder, environment, write_atomically, writing
+from fedglimpse.records import RunFolder, write_atomically, writing
 from fedglimpse.summary import Estimate
 from fedglimpse.version import VERSION
 

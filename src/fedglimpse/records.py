@@ -1,7 +1,7 @@
 """A run folder: what is written while a run goes on, and how it survives being killed.
 
     config.toml       resolved, enough to repeat the run
-    environment.json  versions, device, and what the user's own code was
+    environment.json  what it is played with: code, versions, machine, the user's own code
     rounds.jsonl      one line for each lane and round
     checkpoint.pt     everything needed to continue; see `fedglimpse.checkpoint`
     summary.json      written at the end
@@ -16,13 +16,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedglimpse.checkpoint import Checkpoint, settle
 from fedglimpse.config import Config
@@ -32,6 +29,7 @@ from fedglimpse.inputs import changed_input, inputs_of
 from fedglimpse.lock import SUFFIX as LOCK
 from fedglimpse.lock import locked
 from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
+from fedglimpse.provenance import earlier_sources, environment
 from fedglimpse.version import VERSION
 
 FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.", "agent.save")  # may differ on resuming
@@ -116,10 +114,12 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.config.exists():
                 write_atomically(self.config, config.to_toml())
-            failed = stored_environment(self.path).get(FAILED_CODE)
-            found = environment() | own_code(config.flat()) | inputs_of(config.flat())
-            found |= {} if failed is None else {FAILED_CODE: failed}
-            write_atomically(self.environment, json.dumps(found, indent=1))
+            if state is None or not self.summary.exists():  # else there is nothing left to play
+                there = stored_environment(self.path)
+                found = environment() | own_code(config.flat()) | inputs_of(config.flat())
+                found |= {FAILED_CODE: there[FAILED_CODE]} if FAILED_CODE in there else {}
+                found |= earlier_sources(there) if state is not None else {}
+                write_atomically(self.environment, json.dumps(found, indent=1))
             self.rounds.touch()
             os.truncate(self.rounds, state["bytes"] if state else 0)
         return state
@@ -271,17 +271,3 @@ def run_identity(config: Mapping[str, Any]) -> str:
         if not key.startswith(FREE_TO_CHANGE)
     }
     return json.dumps(kept, sort_keys=True)
-
-
-def environment() -> dict[str, Any]:
-    """Return versions and hardware, to be stored beside results."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "fedglimpse": VERSION,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-    }

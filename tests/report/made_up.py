@@ -128,7 +128,7 @@ def _cell(
         ),
         trace=trace_of(records, clients) if seed == first_seed else None,
         theory=theory if variant == "glimpse" and seed == first_seed else None,
-        environment={"fedglimpse": "0.1.0"},
+        environment={"fedglimpse": "0.1.0", "source": "0f1e"},
     )
 
 

@@ -107,6 +107,7 @@ def test_csv_holds_every_row_and_every_seed(study: Study) -> None:
     cells = list(csv.DictReader(io.StringIO(cells_csv(results))))
     assert len(cells) == 15
     assert (cells[0]["rounds_to_target"], cells[0]["rounds_at_end"]) == ("", "100")
+    assert {c["source"] for c in cells} == {"0f1e"}
     mine = [float(c["accuracy"]) for c in cells if c["variant"] == "glimpse"]
     assert sum(mine) / 5 == pytest.approx(float(rows[2]["accuracy"]))
 

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from fedglimpse.provenance import SOURCE
 from fedglimpse.report.analysis import Comparison, Results, Row
 from fedglimpse.report.numbers import MEASURES, percent
 
@@ -46,6 +47,7 @@ def cells_csv(results: Results) -> str:
                 )
             line["jain"] = part.jain if part else None
             line["classes_covered"] = part.classes_covered if part else None
+            line["source"] = cell.environment.get(SOURCE)
             lines.append(line)
     return _csv(lines)
 
