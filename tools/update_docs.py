@@ -35,6 +35,7 @@ STUDIES = (  # each has its section in docs/reproduction.md, made from results/<
     "table1", "recipe_adam", "presets", "fig6_history", "fig7_selection", "fig8_identity",
     "components", "agent_study", "history_study", "lean_study", "proof_study", "proof",
     "taught_study", "taught", "averaged_digits", "averaged",
+    "adam_study",
 )  # fmt: skip
 REPRODUCTION = "docs/reproduction.md"
 SIZES = Sizes(state=5, sketch=7, proxy=11, classes=13)

@@ -114,6 +114,14 @@ def far_below(cell: Cell, config: Config) -> Came:
     return Came(0.02 + jitter(cell))
 
 
+def agent_holds(cell: Cell, config: Config) -> Came:
+    return Came(0.6 + 0.05 * (cell.variant == "glimpse") + jitter(cell))
+
+
+def agent_fails(cell: Cell, config: Config) -> Came:
+    return Came(0.6 - 0.05 * (cell.variant == "glimpse") + jitter(cell))
+
+
 def presets_hold(cell: Cell, config: Config) -> Came:
     low = 0.5 if cell.variant == "glimpse, released" else 0.0
     return Came(_published(cell, "presets") - low + jitter(cell))
@@ -196,4 +204,5 @@ WORLDS: dict[str, tuple[World, World]] = {  # study -> claims hold, claims fail
     "recipe_study": (recipe_holds, recipe_fails),
     "averaged_digits": (choosing_is_nothing, choosing_pays),
     "averaged": (choosing_is_nothing, choosing_pays),
+    "adam_study": (agent_holds, agent_fails),
 }

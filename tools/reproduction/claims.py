@@ -72,6 +72,7 @@ OWN_RULES: dict[str, Rule] = {  # study -> the rule of its file's own claim
     "taught": own.policy_travels,
     "averaged_digits": own.choosing_is_worth_little,
     "averaged": own.choosing_is_worth_little,
+    "adam_study": own.agent_beats_chance,
 }
 
 

@@ -84,6 +84,16 @@ def adam_explains_the_figures(evidence: Evidence) -> Finding:
     return Finding(verdict, f"{said}; glimpse over others, {smallest(above)}")
 
 
+def agent_beats_chance(evidence: Evidence) -> Finding:
+    """Whether the agent is above a random choice.
+
+    Holds if glimpse, pooled over settings, is really above the control, does not hold if it is
+    really below, else cannot be told.
+    """
+    found = _pooled(evidence, OURS, str(evidence.study.control))
+    return Finding(above_zero([found])[0], points(found))
+
+
 def presets_reach_the_paper(evidence: Evidence) -> Finding:
     """Whether either reading of the paper reaches its figure.
 
