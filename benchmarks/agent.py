@@ -39,6 +39,7 @@ def view(round_num: int) -> View:
             "delta_sketch": torch.randn(VISIBLE, SKETCH, generator=draw),
             "update_norm": torch.rand(VISIBLE, generator=draw),
             "train_loss": torch.rand(VISIBLE, generator=draw),
+            "loss": torch.rand(VISIBLE, generator=draw),
         },
         server={
             "global_sketch": torch.randn(SKETCH, generator=draw),

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from statistics import median
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from fedglimpse import nets, rng
 from fedglimpse.cost import ModelFlops

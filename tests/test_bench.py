@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from fedglimpse.errors import UserError
 from fedglimpse.experiment import run
 from fedglimpse.profiling import FILE, Profiled
 from fedglimpse.progress import Silent
+from fedglimpse.rl.config import PRESETS
+
+ROOT = Path(__file__).parents[1]
 
 
 def call(*words: str) -> Result:
@@ -49,6 +53,17 @@ def test_a_round_is_taken_apart(tmp_path: Path) -> None:
     head = next(line for line in told.output.splitlines() if line.startswith("dataset"))
     for column in ("ms per lane round", "tflops in training", *bench.PARTS):
         assert column in head
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_benchmark_of_the_agent_knows_every_preset(
+    preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    agent = importlib.import_module("agent")
+    monkeypatch.setattr(agent, "WARM_UP", 0)
+    monkeypatch.setattr(agent, "ROUNDS", 2)
+    assert agent.measure(preset)["round_ms"] > 0
 
 
 def test_training_alone_by_a_given_trainer(tmp_path: Path) -> None:
