@@ -31,7 +31,7 @@ def text(found: Pooled | None) -> str:
     if found.low is None or found.high is None:
         return f"{100 * found.mean:+.1f}"
     low, high = 100 * found.low, 100 * found.high
-    return f"{100 * found.mean:+.2f} [{low:+.2f}, {high:+.2f}], p = {found.p:.4f}"
+    return f"{100 * found.mean:+.3f} [{low:+.3f}, {high:+.3f}], p = {found.p:.4f}"
 
 
 def gains(table: Evidence) -> None:
