@@ -55,6 +55,7 @@ def config(epochs: int = 1) -> Config:
     return resolve(
         {
             "method": "glimpse",
+            "preset": "tuned-1",  # which asks for a sketch
             "data.clients": CLIENTS,
             "selection.k": K,
             "visibility.kind": "full",

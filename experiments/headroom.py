@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--every", type=int, default=5, help="rounds between two probes")
     words = parser.parse_args()
-    config = load(words=[*words.settings, f"rounds={words.rounds}"])
+    config = load(words=["preset=tuned-1", *words.settings, f"rounds={words.rounds}"])
     study = Study(config, range(words.seeds), words.every)
     study.play()
     command = f"python experiments/headroom.py {shlex.join(sys.argv[1:])}"

@@ -27,6 +27,7 @@ METHODS = (
     "fedabc", "ha-edgeflow",
 )  # fmt: skip
 SETTING: dict[str, Any] = {
+    "preset": "tuned-1",
     "data.name": "digits",
     "model.norm": "group",  # BatchNorm is not a function of the model alone
     "aggregate.window": 1,  # glimpse without temporal averaging: the choice alone

@@ -50,8 +50,8 @@ ALLOWED = {
         "version",
     },
     "report": {
-        "compare", "config", "configure", "errors", "provenance", "records", "stats", "study",
-        "summary", "toml", "version",
+        "compare", "config", "configure", "errors", "presets", "provenance", "records", "stats",
+        "study", "summary", "toml", "version",
     },
     "configure": {"config", "errors", "presets", "toml"},
     "sim": {"errors", "rng", "types", "layout", "needs", "data", "cost", "aggregate"},

@@ -35,6 +35,16 @@ def test_a_written_configuration_reads_back_the_same(preset: str, tmp_path: Path
     assert config.build(config.read_toml(tmp_path / "c.toml")) == made
 
 
+def test_the_agent_of_the_study_is_that_of_the_defaults() -> None:
+    study = config.resolve({"preset": "tuned-1", "data.name": "own:x"})
+    assert study.flat() == {**Config().flat(), "data.name": "own:x"}
+    assert config.resolve({}).preset == "tuned"
+
+
+def test_an_older_name_of_the_tuned_agent_still_works() -> None:
+    assert config.resolve({"preset": "taught"}).agent == config.resolve({}).agent
+
+
 def test_presets_differ_as_the_specification_says() -> None:
     paper, released, tuned = (config.resolve({"preset": p}) for p in ("paper", "released", "tuned"))
     assert (paper.local.optimizer, paper.local.lr, paper.local.batch_size) == ("sgd", 1e-3, 64)

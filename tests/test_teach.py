@@ -19,7 +19,7 @@ from fedglimpse.rounds import play_round
 from fedglimpse.teach import Taught, by_lot, kept_aside, teach
 
 SMALL: dict[str, Any] = {
-    "method": "glimpse", "preset": "taught", "data.name": "synthetic", "data.clients": 12,
+    "method": "glimpse", "data.name": "synthetic", "data.clients": 12,
     "visibility.cluster_size": 6, "selection.k": 2, "rounds": 14, "seeds": [0, 1, 2],
     "local.epochs": 1, "sketch.size": 16, "agent.d_token": 8,
 }  # fmt: skip

@@ -17,7 +17,7 @@ from reproduction.evidence import OURS, Evidence, contrast, final
 from reproduction.shelf import Shelf
 
 SPLITS = ("dirichlet", "label_skew")
-WITH_OURS = (  # studies of `glimpse` as `tuned` has it beside the control
+WITH_OURS = (  # studies of `glimpse` as `tuned-1` has it beside the control
     "table1", "fig7_selection", "agent_study", "history_study", "lean_study", "proof_study",
     "taught_study",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from fedglimpse import validate
 from fedglimpse.config import Config, _toml
-from fedglimpse.presets import DATASET_DEFAULTS, PRESETS
+from fedglimpse.presets import DATASET_DEFAULTS, DEFAULT_PRESET, PRESETS
 from fedglimpse.rl import config as rl
 
 FIELD = re.compile(r"    (\w+): [^#]*  # (.+)")  # a field and the comment behind it
@@ -36,7 +36,8 @@ def meanings(cls: type[Any] = Config, prefix: str = "") -> dict[str, str]:
 
 def settings_table() -> str:
     """Return a table for each group of keys, and what datasets say instead."""
-    told, defaults = meanings(), Config().flat()
+    told = meanings()
+    defaults = {**Config().flat(), **PRESETS[DEFAULT_PRESET], "preset": DEFAULT_PRESET}
     lines = []
     for heading, keys in _groups(told).items():
         lines += [f"## {heading}", "", "| key | default | values | meaning |", "|---|---|---|---|"]

@@ -1,6 +1,6 @@
 """Everything a run depends on, in one frozen tree: `Config`.
 
-The defaults are preset `tuned`. `configure.py` fills the tree from presets, files and words.
+The defaults are preset `tuned-1`. `configure.py` fills the tree from presets, files and words.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class LogConfig:
 class Config:
     """A complete description of a run."""
 
-    preset: str = "tuned"  # a set of values for many keys, see docs/presets.md
+    preset: str = "tuned-1"  # a set of values for many keys, see docs/presets.md
     method: str = "fedavg"  # a name of `fedglimpse methods`, or "pkg.mod:build"
     seeds: tuple[int, ...] = (0,)  # one run for each, side by side
     rounds: int = 100  # communication rounds

@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedglimpse.config import Config, flatten
 from fedglimpse.errors import UserError, nearest
-from fedglimpse.presets import DATASET_DEFAULTS, PRESETS
+from fedglimpse.presets import DATASET_DEFAULTS, DEFAULT_PRESET, PRESETS
 from fedglimpse.toml import read_table
 
 OPTION = re.compile(r"options\.[A-Za-z0-9_-]+")
@@ -43,13 +43,13 @@ def load(
 def resolve(values: Mapping[str, Any]) -> Config:
     """Build a configuration from dotted keys, filling in dataset and preset values."""
     _check_names(values)
-    preset = str(values.get("preset", "tuned"))
+    preset = str(values.get("preset", DEFAULT_PRESET))
     if preset not in PRESETS:
         raise UserError(
             f"Unknown preset '{preset}'.{nearest(preset, PRESETS)} Known: {', '.join(PRESETS)}."
         )
     suited = DATASET_DEFAULTS.get(str(values.get("data.name", "digits")), {})
-    return build({**suited, **PRESETS[preset], **values})
+    return build({**suited, **PRESETS[preset], **values, "preset": preset})
 
 
 def build(values: Mapping[str, Any]) -> Config:

@@ -1,9 +1,10 @@
 """The presets, and what suits each dataset. Dotted keys over the defaults of `config.py`.
 
-`tuned`: the package's defaults, the best measured choice of everything that is free.
+`tuned`: what a run has unless it says otherwise, the best measured choice of what is free.
+`tuned-1`: `tuned` as it was for the study of docs/reproduction.md, the defaults of `config.py`.
 `paper`: the paper's text, wherever the text speaks.
 `released`: the defaults of the authors' code, without its bugs (docs/presets.md lists both).
-`taught`: `tuned` with an agent whose policy can be taught by other federations.
+`taught`: the name that the agent of `tuned` had before it was that.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from typing import Any
 
 from fedglimpse.rl.config import PRESETS as AGENT_PRESETS
 
+DEFAULT_PRESET = "tuned"
+VALUES_ALONE = ("tuned", "tuned-1", "taught")  # names that no method asks for, so values say it all
+
 PRESETS: dict[str, dict[str, Any]] = {
     "tuned": {},
+    "tuned-1": {},
     "paper": {
         "local.optimizer": "sgd",
         "local.lr": 0.001,
@@ -36,11 +41,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregate.window": 6,
         "aggregate.source": "raw",
     },
-    "taught": {},
 }
 
 for _name, _values in AGENT_PRESETS.items():
     PRESETS[_name] |= {f"agent.{key}": value for key, value in _values.items()}
+PRESETS["taught"] = PRESETS["tuned"]
 
 _SUBJECTS: dict[str, Any] = {"data.partition": "subject", "data.clients": 0, "rounds": 600}
 

@@ -29,6 +29,7 @@ from fedglimpse.inputs import changed_input, inputs_of
 from fedglimpse.lock import SUFFIX as LOCK
 from fedglimpse.lock import locked
 from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
+from fedglimpse.presets import VALUES_ALONE
 from fedglimpse.provenance import earlier_sources, environment
 from fedglimpse.version import VERSION
 
@@ -265,9 +266,10 @@ def run_identity(config: Mapping[str, Any]) -> str:
     Args:
         config: every dotted key; one that was not there yet when it was stored has its default.
     """
-    kept = {
-        key: value
-        for key, value in {**Config().flat(), **config}.items()
-        if not key.startswith(FREE_TO_CHANGE)
-    }
-    return json.dumps(kept, sort_keys=True)
+    full = {**Config().flat(), **config}
+    return json.dumps({k: v for k, v in full.items() if matters(k, v)}, sort_keys=True)
+
+
+def matters(key: str, value: Any) -> bool:
+    """True where results depend on a key; they do not on a preset that only stands for values."""
+    return not (key.startswith(FREE_TO_CHANGE) or (key == "preset" and value in VALUES_ALONE))

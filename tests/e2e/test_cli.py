@@ -221,7 +221,7 @@ def test_a_policy_is_taught_and_used(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "taught by 2 runs, 24 rounds, in 3 lessons" in done.stdout
     assert "of 2 runs kept aside" in done.stdout
-    use = ["preset=taught", "method=glimpse", "agent.load=policies/one.pt", "agent.frozen=true"]
+    use = ["method=glimpse", "agent.load=policies/one.pt", "agent.frozen=true"]
     done = call("run", *small, *use, "--out", "a", "-q", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {line["behaviour"] for line in lines(tmp_path / "a")} == {"greedy"}
@@ -234,7 +234,7 @@ def test_a_policy_is_taught_and_used(tmp_path: Path) -> None:
         (["fedavg", "--policy", "p.pt"], "write method=fedavg"),
         (["--also", "selection.kk=3", "--policy", "p.pt"], "selection.kk"),
         (["--also", "'selection.k=3", "--policy", "p.pt"], "--also 'selection.k=3"),
-        (["preset=tuned", "--policy", "p.pt"], "agent.identity=none"),
+        (["preset=tuned-1", "--policy", "p.pt"], "agent.identity=none"),
     ],
 )
 def test_mistakes_in_teaching(tmp_path: Path, words: list[str], part: str) -> None:

@@ -67,7 +67,7 @@ def test_a_random_policy_that_sees_sketches_only_costs_more() -> None:
         assert one["client_flops"] > other["client_flops"]
 
 
-@pytest.mark.parametrize("preset", ["tuned", "paper", "released"])
+@pytest.mark.parametrize("preset", ["tuned", "tuned-1", "paper", "released"])
 def test_glimpse_in_the_environment_is_glimpse(preset: str) -> None:
     config = {
         **SMALL,

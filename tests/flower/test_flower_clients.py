@@ -121,27 +121,36 @@ def test_nothing_of_an_exception_but_its_class_leaves_the_client() -> None:
         return sent[-1]
 
     node.answer = watched  # type: ignore[method-assign]
-    served = small.serve(grid, small.config())
+    served = small.serve(grid, small.config(preset="tuned-1"))
     assert served.records[0]["failed"] == {"0": "failed: FileNotFoundError"}
     assert len(sent) == 4  # hello and three rounds
     assert not any(secret in str(m.content) or m.has_error() for m in sent)
 
 
-def test_a_client_sends_what_was_asked_for_and_no_more() -> None:
+@pytest.mark.parametrize(
+    ("preset", "numbers", "arrays"),
+    [
+        ("tuned", {"num-examples", "train_loss", "update_norm", "loss"}, set()),
+        ("tuned-1", {"num-examples", "train_loss"}, {"delta_sketch"}),
+    ],
+)
+def test_a_client_sends_what_was_asked_for_and_no_more(
+    preset: str, numbers: set[str], arrays: set[str]
+) -> None:
     def train(model: Any, settings: Any) -> dict[str, float]:
         return {"num-examples": 3, "train_loss": 0.5, "label-7": 3.0}
 
-    grid = small.grid(app=client_app(nets.digits_mlp, train))
+    grid = small.grid(app=client_app(nets.digits_mlp, train, data=small.data))
     replies: list[Message] = []
     for node in grid.nodes:
         genuine = node.answer
         node.answer = lambda m, genuine=genuine: replies.append(genuine(m)) or replies[-1]  # type: ignore[method-assign, misc]
-    small.serve(grid, small.config(rounds=1))
+    small.serve(grid, small.config(preset=preset, rounds=1))
     trained = [r.content for r in replies if r.metadata.message_type == wire.SKETCH]
     assert len(trained) == small.CLIENTS
     for content in trained:
-        assert set(content.metric_records["metrics"]) == {"num-examples", "train_loss"}
-        assert set(content.array_records["arrays"]) == {"delta_sketch"}
+        assert set(content.metric_records["metrics"]) == numbers
+        assert set(content.array_records["arrays"]) == arrays
 
 
 def test_another_model_is_noticed() -> None:

@@ -37,7 +37,7 @@ def says(size: float) -> Any:
 @pytest.mark.parametrize("method", ["fedavg", "glimpse"])
 @pytest.mark.parametrize("size", [0, 0.3])
 def test_an_update_of_no_examples_is_refused(method: str, size: float) -> None:
-    served = small.serve(small.grid(app=says(size)), small.config(method))
+    served = small.serve(small.grid(app=says(size)), small.config(method, preset="tuned-1"))
     for record in served.records:
         assert record["selected"] == []
         assert set(record["failed"].values()) == {"no examples"}
@@ -48,7 +48,7 @@ def test_an_update_of_no_examples_is_refused(method: str, size: float) -> None:
 def test_one_without_examples_does_not_hold_up_the_others() -> None:
     grid = small.grid()
     grid.nodes[3].app = says(0)
-    served = small.serve(grid, small.config())
+    served = small.serve(grid, small.config(preset="tuned-1"))
     assert all(r["failed"] == {"3": "no examples"} for r in served.records)  # asked every round
     assert all(len(r["selected"]) == 2 for r in served.records)
     assert served.state.isfinite().all()

@@ -132,7 +132,7 @@ def test_a_reported_nan_is_refused_before_the_choice() -> None:
 
     grid = small.grid()
     grid.nodes[3].app = client_app(nets.digits_mlp, blown_up)
-    served = small.serve(grid, small.config())
+    served = small.serve(grid, small.config(preset="tuned-1"))
     assert all(r["rejected"] == [3] for r in served.records)
     assert all(3 not in r["selected"] and len(r["selected"]) == 2 for r in served.records)
     assert served.state.isfinite().all()
@@ -280,9 +280,9 @@ def test_a_policy_of_the_simulator_is_served_frozen(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_others_taught_is_served(tmp_path: Path) -> None:
-    taught = teach([small.config("glimpse", preset="taught", rounds=12, seeds=[1, 2])], lessons=5)
+    taught = teach([small.config("glimpse", rounds=12, seeds=[1, 2])], lessons=5)
     policy = str(write_policy(taught.policy, str(tmp_path / "policy.pt")))
-    settings = small.config("glimpse", preset="taught", agent__load=policy, agent__frozen=True)
+    settings = small.config("glimpse", agent__load=policy, agent__frozen=True)
     simulated, served = experiment.run(settings), small.serve(small.grid(), settings)
     for ours, theirs in zip(served.records, simulated.records, strict=True):
         assert ours["selected"] == theirs["selected"]

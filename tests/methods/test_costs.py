@@ -103,7 +103,13 @@ EXTRA: dict[str, Cost] = {
     ),
     "sequential": NOTHING,
     "snake": Cost(client=taught),
-    "glimpse": replace(SKETCHES, server=score_proxy),
+    "glimpse": Cost(  # norm, training loss, and the loss of the model that was received
+        up=lambda f: 3 * f.v,
+        down=others_receive,
+        client=lambda f: others_train(f) + f.n_v * f.forward,
+        server=score_proxy,
+    ),
+    "glimpse, tuned-1": replace(SKETCHES, server=score_proxy),
     "favor": Cost(server=score_proxy),
     "flash-rl": Cost(server=score_proxy),
     "fedagent": Cost(client=taught, server=score_proxy),
@@ -111,15 +117,18 @@ EXTRA: dict[str, Cost] = {
     "fedppo": Cost(up=lambda f: 2 * f.k, client=two_losses, server=score_proxy),
     "palit": Cost(server=score_proxy),
 }
-LEARNERS = {"glimpse", "favor", "flash-rl", "fedagent", "feddrl", "fedppo", "palit"}
+PRESETS = {"glimpse, tuned-1": {"method": "glimpse", "preset": "tuned-1"}}
+LEARNERS = {"glimpse", *PRESETS, "favor", "flash-rl", "fedagent", "feddrl", "fedppo", "palit"}
 
 
-@pytest.mark.parametrize("name", registry.MODULES)
+@pytest.mark.parametrize("name", [*registry.MODULES, *PRESETS])
 def test_costs_follow_the_formulas(name: str) -> None:
-    options = {f"options.{k}": v for k, v in registry.info(name).example_options.items()}
+    what = PRESETS.get(name, {"method": name})
+    examples = registry.info(what["method"]).example_options
+    options = {f"options.{k}": v for k, v in examples.items()}
     small: dict[str, Any] = {"data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2}
     uneven = {"data.equal_size": False, "data.alpha": 1.0, "data.min_size": 5, "local.epochs": 2}
-    result = run({"method": name, "rounds": 2, **small, **uneven, **options})
+    result = run({**what, "rounds": 2, **small, **uneven, **options})
     world, sizes = result.world, result.world.lanes[0].population.sizes
     for record in result.records:
         chosen, visible = record["selected"], record["visible"]

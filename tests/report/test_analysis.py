@@ -137,6 +137,14 @@ def test_the_command_repeats_the_configuration(words: dict[str, Any]) -> None:
     assert again.flat() == resolve({**words, "seeds": [3, 5]}).flat()
 
 
+def test_the_command_names_the_preset_that_is_nearest() -> None:
+    then = resolve({"preset": "tuned-1", "method": "glimpse", "agent.history": 3}).flat()
+    said = command({**then, "preset": "tuned"}, [0])  # what it meant before
+    assert "preset=tuned-1" in said
+    assert "agent.history=3" in said
+    assert "agent.input" not in said
+
+
 def test_amounts() -> None:
     assert [amount(v, "B") for v in (0, 999, 1234, 56_789, 345e9)] == [
         "0 B", "999 B", "1.23 kB", "56.8 kB", "345 GB",

@@ -64,10 +64,10 @@ def test_every_variant_runs_on_ragged_sets_and_learns(changes: dict[str, Any]) -
 def test_presets_are_valid_and_ask_for_their_reports(preset: str) -> None:
     needs = AgentConfig(**PRESETS[preset]).needs
     clients = {
-        "tuned": {"delta_sketch"},
+        "tuned": {"update_norm", "train_loss", "loss"},
+        "tuned-1": {"delta_sketch"},
         "paper": {"sketch"},
         "released": {"update_norm", "train_loss", "proxy_histogram"},
-        "taught": {"update_norm", "train_loss", "loss"},
     }
     assert needs == clients[preset] | {"global_sketch", "reward"}
 

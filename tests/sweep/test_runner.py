@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from fedglimpse import experiment, records
 from fedglimpse.commands.sweep import sweep
 from fedglimpse.config import Config
+from fedglimpse.configure import resolve
 from fedglimpse.errors import DeviceLost, UserError
 from fedglimpse.records import run_identity
 from fedglimpse.study import load_study, write_study
@@ -281,6 +282,13 @@ def test_a_run_stored_before_a_key_was_there_has_its_default() -> None:
     older = {k: v for k, v in config.items() if k != "agent.loss_lean"}
     assert run_identity(older) == run_identity(config | {"engine.precision": "bf16"})
     assert run_identity(older) != run_identity(config | {"agent.loss_lean": 1.0})
+
+
+def test_a_preset_that_only_stands_for_values_is_not_part_of_a_run() -> None:
+    config = resolve({"preset": "tuned-1"}).flat()
+    assert run_identity(config | {"preset": "tuned"}) == run_identity(config)  # its older name
+    assert run_identity(resolve({"preset": "tuned"}).flat()) != run_identity(config)
+    assert run_identity(config | {"preset": "released"}) != run_identity(config)  # f3ast asks
 
 
 def test_other_packs_give_nearly_the_same_figures(whole: Path, plan: Plan, tmp_path: Path) -> None:

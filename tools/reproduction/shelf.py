@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.config import Config
-from fedglimpse.records import FREE_TO_CHANGE, run_identity
+from fedglimpse.records import matters, run_identity
 from fedglimpse.report.analysis import Results, analyse
 from fedglimpse.report.published import read_paper
 from fedglimpse.study import Cell, Study, load_study
 from fedglimpse.sweep.plan import configs_of, read_plan
 
 CHOSE_THE_RECIPE = frozenset({0, 1})  # seeds of recipe_study.toml
-TUNED_ON = dict.fromkeys(  # studies of preset `tuned` on the data of recipe_study.toml
+TUNED_ON = dict.fromkeys(  # studies of preset `tuned-1` on the data of recipe_study.toml
     (
         "table1",
         "fig6_history",
@@ -139,5 +139,5 @@ def _plain(config: Config) -> dict[str, Any]:
 
 def _departures(run: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterable[str]:
     for key, value in run.items():
-        if key in planned and planned[key] != value and not key.startswith(FREE_TO_CHANGE):
+        if key in planned and planned[key] != value and matters(key, value):
             yield f"`{key}` {value} (file: {planned[key]})"

@@ -14,7 +14,7 @@ from fedglimpse.progress import listener
 from fedglimpse.rl.policy import check_place, write_policy
 from fedglimpse.teach import METHOD, teach
 
-OTHERWISE = {"method": METHOD, "preset": "taught"}  # for what the user does not say
+OTHERWISE = {"method": METHOD}  # for what the user does not say
 
 
 def teach_command(
@@ -34,7 +34,7 @@ def teach_command(
     """Teach a policy by many federations: fedglimpse teach [FILE.toml] [key=value ...] --policy F.
 
     Every seed is a federation, whose choices are drawn by lot: give many, such as
-    'seeds=[0,1,2,3,4,5,6,7]'. Use the policy with preset=taught agent.load=F agent.frozen=true.
+    'seeds=[0,1,2,3,4,5,6,7]'. Use the policy with agent.load=F agent.frozen=true.
     """
     files, settings = without_names(words or [])
     check_place(str(policy), "--policy")

@@ -1,8 +1,9 @@
 """Every choice of the agent in one place, and the presets that differ in them.
 
-The defaults are preset `tuned`. `paper` follows the paper's text wherever it speaks, `released` the
-authors' program (its bugs stay fixed). The window of temporal averaging is not here: it belongs to
-the aggregator, so that history, n-step horizon and window can be set apart.
+The defaults are preset `tuned-1`, the agent of the study; `tuned` is what came out of that. `paper`
+follows the paper's text wherever it speaks, `released` the authors' program (its bugs stay fixed).
+The window of temporal averaging is not here: it belongs to the aggregator, so that history, n-step
+horizon and window can be set apart.
 """
 
 from __future__ import annotations
@@ -200,7 +201,15 @@ ARCHITECTURE: tuple[str, ...] = (  # a policy fits only an agent that agrees on 
 )
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "tuned": {},
+    "tuned": {  # sees what means the same in every federation: `fedglimpse teach` can teach it
+        "input": "probed",
+        "identity": "none",
+        "reward": "change",
+        "n_step": 1,
+        "gamma": 0.5,
+        "batch_size": 64,
+    },
+    "tuned-1": {},
     "paper": {
         "input": "abs",
         "standardise": False,
@@ -224,13 +233,5 @@ PRESETS: dict[str, dict[str, Any]] = {
         "heads": 2,
         "targets_once": False,
         "identity_decay": True,
-    },
-    "taught": {  # for `fedglimpse teach`: what is the same in every federation
-        "input": "probed",
-        "identity": "none",
-        "reward": "change",
-        "n_step": 1,
-        "gamma": 0.5,
-        "batch_size": 64,
     },
 }
