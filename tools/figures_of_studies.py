@@ -13,7 +13,7 @@ from statistics import fmean
 
 from fedglimpse.report.analysis import analyse
 from figures_of_table1 import CONTROL, text
-from reproduction.evidence import OURS, Evidence, contrast, final
+from reproduction.evidence import OURS, Evidence, Measure, contrast, early, final, proxy
 from reproduction.shelf import Shelf
 
 SPLITS = ("dirichlet", "label_skew")
@@ -23,9 +23,17 @@ WITH_OURS = (  # studies of `glimpse` as `tuned-1` has it beside the control
 )  # fmt: skip
 
 
-def minus(of: Evidence, one: str, other: str, settings: Sequence[str]) -> str:
+def minus(
+    of: Evidence, one: str, other: str, settings: Sequence[str], measure: Measure = final
+) -> str:
     """Return the difference of two variants, pooled over settings."""
-    return text(contrast(of, [((s, one), (s, other)) for s in settings]))
+    return text(contrast(of, [((s, one), (s, other)) for s in settings], measure))
+
+
+def seed_by_seed(of: Evidence, one: str, other: str, setting: str) -> str:
+    """Return the difference of two variants in points, a number for each seed."""
+    ours, theirs = final(of, (setting, one)), final(of, (setting, other))
+    return ", ".join(f"{100 * (ours[s] - theirs[s]):+.1f}" for s in ours if s in theirs)
 
 
 def by_partition(shelf: Shelf) -> None:
@@ -54,8 +62,7 @@ def with_adam(of: Evidence) -> None:
             f"Adam, {OURS} minus {CONTROL}, {place}: {minus(of, OURS, CONTROL, of.where(**where))}"
         )
     for setting in of.study.settings:
-        ours, theirs = final(of, (setting, OURS)), final(of, (setting, CONTROL))
-        each = ", ".join(f"{100 * (ours[s] - theirs[s]):+.1f}" for s in ours if s in theirs)
+        each = seed_by_seed(of, OURS, CONTROL, setting)
         print(f"Adam, {OURS} minus {CONTROL} seed by seed, {setting}: {each}")
 
 
@@ -79,15 +86,31 @@ def near_the_paper(shelf: Shelf) -> None:
             )
 
 
-def unfinished_presets(shelf: Shelf) -> None:
-    """Print how far runs of `presets` came that were not finished."""
-    for cell in shelf.study("presets").study.cells:
-        if cell.state == "unfinished" and cell.facts is not None:
-            climb = cell.facts.climb
-            print(
-                f"{cell.variant}, {cell.setting}, seed {cell.seed}: {climb.played} rounds, best "
-                f"mean over ten scores {100 * climb.heights[-1]:.1f} %"
-            )
+def as_printed_and_released(of: Evidence) -> None:
+    """Print `glimpse` minus the control with the paper's and with the released settings."""
+    for preset in ("paper", "released"):
+        ours, theirs = f"{OURS}, {preset}", f"{CONTROL}, {preset}"
+        print(f"{ours} minus {theirs}:", minus(of, ours, theirs, of.study.settings))
+        for setting in of.study.settings:
+            each = seed_by_seed(of, ours, theirs, setting)
+            print(f"{ours} minus {theirs} seed by seed, {setting}: {each}")
+
+
+def the_agent_that_tuned_took(of: Evidence) -> None:
+    """Print what decides the rule of `taught.toml`, the first line, and what else is said of it."""
+    agents = ("glimpse, untaught", "glimpse, taught")
+    wheres: list[dict[str, str]] = [{}, *({"partition": split} for split in SPLITS)]
+    for name, measure in (("proxy score", proxy), ("accuracy", final), ("early", early)):
+        for where in wheres:
+            place = ", ".join(where.values()) or "all settings"
+            for agent in agents:
+                for other in (OURS, CONTROL, "power-of-choice"):
+                    told = minus(of, agent, other, of.where(**where), measure)
+                    print(f"{name}, {agent} minus {other}, {place}: {told}")
+        print(
+            f"{name}, taught minus untaught:",
+            minus(of, *reversed(agents), of.study.settings, measure),
+        )
 
 
 def contexts_and_clusters(shelf: Shelf) -> None:
@@ -122,5 +145,6 @@ if __name__ == "__main__":
     by_partition(shelf)
     with_adam(Evidence(shelf.study("recipe_adam").study, shelf.paper("paper_table1")))
     near_the_paper(shelf)
-    unfinished_presets(shelf)
+    as_printed_and_released(Evidence(shelf.study("presets").study, {}))
+    the_agent_that_tuned_took(Evidence(shelf.study("taught").study, {}))
     contexts_and_clusters(shelf)
