@@ -98,18 +98,18 @@ def as_printed_and_released(of: Evidence) -> None:
 
 def the_agent_that_tuned_took(of: Evidence) -> None:
     """Print what decides the rule of `taught.toml`, the first line, and what else is said of it."""
-    agents = ("glimpse, untaught", "glimpse, taught")
+    untaught, taught = "glimpse, untaught", "glimpse, taught"
     wheres: list[dict[str, str]] = [{}, *({"partition": split} for split in SPLITS)]
     for name, measure in (("proxy score", proxy), ("accuracy", final), ("early", early)):
         for where in wheres:
             place = ", ".join(where.values()) or "all settings"
-            for agent in agents:
+            for agent in (untaught, taught):
                 for other in (OURS, CONTROL, "power-of-choice"):
                     told = minus(of, agent, other, of.where(**where), measure)
                     print(f"{name}, {agent} minus {other}, {place}: {told}")
         print(
             f"{name}, taught minus untaught:",
-            minus(of, *reversed(agents), of.study.settings, measure),
+            minus(of, taught, untaught, of.study.settings, measure),
         )
 
 
