@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fedglimpse.needs import CATALOGUE, Need, Sizes
 from fedglimpse.report.analysis import analyse
 from fedglimpse.report.page import page
 from fedglimpse.study import load_study
+from method_pages import comparison, with_figures
 from reproduction.claims import claims_table, rules_list
 from reproduction.curves import curves
 from reproduction.diagnosis import diagnosis
@@ -199,6 +199,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "needs": ("docs/add-a-method.md", needs_table),
     "settings": ("docs/settings.md", settings_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
+    "glimpse-digits": ("docs/methods/glimpse.md", lambda: comparison("glimpse-digits")),
+    "all-digits": ("docs/methods/README.md", lambda: comparison("all-digits")),
     "gpu": ("docs/simulator.md", gpu_table),
     "trainers": ("docs/simulator.md", trainers_table),
 }
@@ -223,24 +225,6 @@ def report_of(name: str) -> str:
     return page(analyse(dataclasses.replace(study, source=f"results/{name}"))) + mark_of(name)
 
 
-def measured() -> dict[str, str]:
-    """Accuracy of every method in results/all-digits, as `mean ± half width`."""
-    table = (ROOT / "results" / "all-digits" / "comparison.md").read_text().splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    return {row[0].removesuffix(" (oracle)"): row[1] for row in cells}
-
-
-def with_figures(path: Path) -> str:
-    """Return a method's page with the figures of results/all-digits in its last section."""
-    figures = measured()
-    text, heading, last = path.read_text().partition("## Measured\n")
-    number = r"[\d.]+ ± [\d.]+(?= %)"
-    last = re.sub(rf"(?<=accuracy \*\*){number}", figures.get(path.stem, ""), last, count=1)
-    said = rf"(`method=(fedavg|fedavg-window)`(?:, which gives| gives|) ){number}"
-    last = re.sub(said, lambda m: m[1] + figures[m[2]], last)
-    return text + heading + last
-
-
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 
 
@@ -255,39 +239,39 @@ def updated(name: str) -> tuple[Path, str]:
     return path, f"{before}{begin}\n{make()}\n{end}{after}"
 
 
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """Yield pages, what each should say, and what of it may be stale.
+
+    A page may have several tables: what is yielded is to be written before the next is asked for.
+    """
+    for name in TABLES:
+        yield *updated(name), f"table '{name}'"
+    for name, make in FIGURES.items():
+        yield ROOT / name, make(), "the picture"
+    for name, study in REPORTS.items():  # not made anew where its results are the same: it is long
+        if not said(ROOT / name).endswith(mark_of(study)):
+            yield ROOT / name, report_of(study), "the report"
+    for path in PAGES:
+        yield path, with_figures(path), "measured figures"
+
+
+def said(path: Path) -> str:
+    """Return what a page says now; nothing where there is none."""
+    return path.read_text() if path.exists() else ""
+
+
 def main() -> None:
     """Rewrite, or with --check only say what is stale."""
-    stale = 0
-    for name in TABLES:
-        path, text = updated(name)
-        if path.read_text() != text:
-            stale += 1
-            print(f"{path}: table '{name}' is stale")
-            if "--check" not in sys.argv:
-                path.write_text(text)
-    for name, make in FIGURES.items():
-        path, text = ROOT / name, make()
-        if not path.exists() or path.read_text() != text:
-            stale += 1
-            print(f"{path}: the picture is stale")
-            if "--check" not in sys.argv:
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(text)
-    for name, study in REPORTS.items():
-        path = ROOT / name
-        if not path.exists() or not path.read_text().endswith(mark_of(study)):
-            stale += 1
-            print(f"{path}: the report is stale")
-            if "--check" not in sys.argv:
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(report_of(study))
-    for path in PAGES:
-        if path.read_text() != with_figures(path):
-            stale += 1
-            print(f"{path}: measured figures are stale")
-            if "--check" not in sys.argv:
-                path.write_text(with_figures(path))
-    sys.exit(stale if "--check" in sys.argv else 0)
+    found = 0
+    for path, text, what in pages():
+        if said(path) == text:
+            continue
+        found += 1
+        print(f"{path}: {what} is stale")
+        if "--check" not in sys.argv:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+    sys.exit(found if "--check" in sys.argv else 0)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 
-from fedglimpse.config import Config
+from fedglimpse.configure import resolve
 from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.methods.registry import reads
-from fedglimpse.needs import CATALOGUE, ORACLES, Need, Sizes, trains_before_choice
+from fedglimpse.needs import CATALOGUE, ORACLES, Sizes, trains_before_choice
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Description:
 def describe(info: MethodInfo) -> Description:
     """Build the method for a small population and read what it asks for."""
     setting = Setting(
-        config=Config(method=info.name, options=info.example_options),
+        config=replace(resolve({}), method=info.name, options=info.example_options),
         seed=0,
         sizes=torch.full((10,), 10),
         num_classes=10,
@@ -43,8 +45,8 @@ def describe(info: MethodInfo) -> Description:
     post = trains_before_choice(asked)
     everything = method.takes_all or any(CATALOGUE[n].uploads_model for n in asked)
     sent = ["V·d" if everything else "K·d"]
-    sent += [f"V·{_floats(CATALOGUE[n])}" for n in sorted(asked) if _floats(CATALOGUE[n])]
-    sent += [f"K·{_floats(CATALOGUE[n])}" for n in sorted(after) if _floats(CATALOGUE[n])]
+    sent += [f"V·{floats}" for floats in _floats(asked)]
+    sent += [f"K·{floats}" for floats in _floats(after)]
     return Description(
         name=info.name,
         summary=info.summary,
@@ -64,7 +66,10 @@ def _trains(post: bool, takes_all: bool) -> str:
     return "all visible, then chooses" if post else "the chosen"
 
 
-def _floats(need: Need) -> str:
-    """Return how many floats a client sends, as a letter where it depends on a size."""
+def _floats(names: Iterable[str]) -> list[str]:
+    """Return how many floats a client sends, as a letter where that depends on a size."""
     letters = {0: "", 1: "1", 7: "D", 11 * 13: "P·C"}
-    return letters[need.up(Sizes(state=5, sketch=7, proxy=11, classes=13))]
+    sizes = Sizes(state=5, sketch=7, proxy=11, classes=13)
+    found = Counter(letters[CATALOGUE[name].up(sizes)] for name in sorted(names))
+    single = found.pop("1", 0)
+    return ([str(single)] if single else []) + [size for size in found.elements() if size]
