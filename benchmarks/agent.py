@@ -100,7 +100,7 @@ def cpu_model() -> str:
 def main() -> None:
     torch.set_num_threads(1)
     report: dict[str, object] = {
-        "what": "agent select + feedback, 5 mini-batches of 32, 10 visible, K=5, H=5, sketch 128",
+        "what": "agent select + feedback, 5 mini-batches, 10 visible, K=5, H=5, sketch 128",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cpu": cpu_model(),

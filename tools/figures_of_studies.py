@@ -13,8 +13,9 @@ from statistics import fmean
 
 from fedglimpse.report.analysis import analyse
 from figures_of_table1 import CONTROL, text
-from reproduction.evidence import OURS, Evidence, Measure, contrast, early, final, proxy
-from reproduction.shelf import Shelf
+from reproduction.evidence import OURS, Arm, Evidence, Measure, contrast, early, final, proxy
+from reproduction.pooling import Values
+from reproduction.shelf import CHOSE_THE_RECIPE, Shelf
 
 SPLITS = ("dirichlet", "label_skew")
 WITH_OURS = (  # studies of `glimpse` as `tuned-1` has it beside the control
@@ -94,6 +95,10 @@ def as_printed_and_released(of: Evidence) -> None:
         for setting in of.study.settings:
             each = seed_by_seed(of, ours, theirs, setting)
             print(f"{ours} minus {theirs} seed by seed, {setting}: {each}")
+            each = ", ".join(
+                f"{100 * value:.1f} %" for value in final(of, (setting, ours)).values()
+            )
+            print(f"{ours} seed by seed, {setting}: {each}")
 
 
 def the_agent_that_tuned_took(of: Evidence) -> None:
@@ -111,6 +116,28 @@ def the_agent_that_tuned_took(of: Evidence) -> None:
             f"{name}, taught minus untaught:",
             minus(of, taught, untaught, of.study.settings, measure),
         )
+
+
+def how_far_the_rule_holds(of: Evidence) -> None:
+    """Print the proxy scores of all beside `glimpse`, and what is left without some of the runs."""
+    settings, agent = of.study.settings, "glimpse, untaught"
+    for variant in (v for v in of.study.variants if v != OURS):
+        told = minus(of, variant, OURS, settings, proxy)
+        print(f"proxy score, {variant} minus {OURS}: {told}")
+    few = [s for s in settings if "20 visible" not in s]
+    print("the rule without 20 visible clients:", minus(of, agent, OURS, few, proxy))
+    for name, measure in (("rule", proxy), ("accuracy", final)):
+        told = minus(of, agent, OURS, settings, fresh(measure))
+        print(f"the {name} without the seeds that chose the recipe: {told}")
+
+
+def fresh(measure: Measure) -> Measure:
+    """Return a measure without the seeds that chose the recipe."""
+
+    def some(of: Evidence, arm: Arm) -> Values:
+        return {s: v for s, v in measure(of, arm).items() if s not in CHOSE_THE_RECIPE}
+
+    return some
 
 
 def contexts_and_clusters(shelf: Shelf) -> None:
@@ -146,5 +173,6 @@ if __name__ == "__main__":
     with_adam(Evidence(shelf.study("recipe_adam").study, shelf.paper("paper_table1")))
     near_the_paper(shelf)
     as_printed_and_released(Evidence(shelf.study("presets").study, {}))
-    the_agent_that_tuned_took(Evidence(shelf.study("taught").study, {}))
+    the_agent_that_tuned_took(taught := Evidence(shelf.study("taught").study, {}))
+    how_far_the_rule_holds(taught)
     contexts_and_clusters(shelf)

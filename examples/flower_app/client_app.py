@@ -1,4 +1,4 @@
-"""The client: trains on its own data, sends a sketch, and its model when it is chosen."""
+"""The client: trains on its own data, sends a few numbers, and its model when it is chosen."""
 
 from task import make_model, my_data
 

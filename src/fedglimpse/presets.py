@@ -1,6 +1,6 @@
 """The presets, and what suits each dataset. Dotted keys over the defaults of `config.py`.
 
-`tuned`: what a run has unless it says otherwise, the best measured choice of what is free.
+`tuned`: what a run has unless it says otherwise, what measurements chose of what is free.
 `tuned-1`: `tuned` as it was for the study of docs/reproduction.md, the defaults of `config.py`.
 `paper`: the paper's text, wherever the text speaks.
 `released`: the defaults of the authors' code, without its bugs (docs/presets.md lists both).

@@ -53,7 +53,7 @@ class AgentConfig:
     batch_size: int = 32  # transitions in a mini-batch
     updates_per_round: int = 5  # b: mini-batches after every round
     targets_once: bool = True  # targets of all b mini-batches from the networks before the first
-    learn_start: int = 32  # first update once so many transitions can be sampled: one full batch
+    learn_start: int = 32  # first update once so many transitions can be sampled
     optimizer: str = "adam"  # of the Q-network
     lr: float = 1e-3  # learning rate of the Q-network
     weight_decay: float = 1e-4  # of the Q-network; on identities only with identity_decay
