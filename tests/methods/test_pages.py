@@ -52,3 +52,17 @@ def test_the_index_agrees_with_the_declared_needs(name: str) -> None:
     said = describe(registry.info(name))
     assert (phase, confidence) == (said.phase, said.confidence)
     assert trains == ("K" if said.trains == "the chosen" else "/C/")
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("fedavg", "K·d"),
+        ("glimpse", "K·d + V·3"),
+        ("herd", "K·d + V·D"),
+        ("fedppo", "K·d + K·2"),
+        ("fedabc", "K·d + V·P·C"),
+    ],
+)
+def test_what_is_sent_is_told_of_the_defaults(name: str, sent: str) -> None:
+    assert describe(registry.info(name)).uplink == sent
