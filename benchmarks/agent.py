@@ -51,7 +51,8 @@ Feedback = Callable[[Sequence[Outcome | None]], Sequence[Mapping[str, float]]]
 
 def agents_of(settings: Sequence[Setting]) -> tuple[Select, Feedback]:
     """Build one agent for each lane; return what a simulation calls to choose and to learn."""
-    from fedglimpse.crew import Crew
+    from fedglimpse.runs.selectors import Crew
+
     from fedglimpse.methods.registry import build
 
     methods = [build("glimpse", setting) for setting in settings]
@@ -61,7 +62,7 @@ def agents_of(settings: Sequence[Setting]) -> tuple[Select, Feedback]:
 
 def measured_code() -> dict[str, str]:
     """Return which code is measured: keys source and commit."""
-    from fedglimpse.provenance import code
+    from fedglimpse.runs.provenance import code
 
     return code()
 

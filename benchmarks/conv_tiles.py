@@ -21,16 +21,16 @@ from statistics import median
 from typing import Any
 
 import torch
+from fedglimpse.runs.provenance import code
 from gpu_training import examples, jobs_of
 from torch.profiler import ProfilerActivity, profile
 
-from fedglimpse import nets
-from fedglimpse.layout import Layout
-from fedglimpse.provenance import code
-from fedglimpse.sim.gpu import compiled, conv
-from fedglimpse.sim.gpu.conv import Tile, conv3x3, conv3x3_moments, conv3x3_weight_grad
-from fedglimpse.sim.gpu.graphed import GraphedTrainer
-from fedglimpse.sim.jobs import Recipe
+from fedglimpse.federation import models as nets
+from fedglimpse.federation.state import Layout
+from fedglimpse.simulation.cuda import compiled, conv
+from fedglimpse.simulation.cuda.conv import Tile, conv3x3, conv3x3_moments, conv3x3_weight_grad
+from fedglimpse.simulation.cuda.trainer import GraphedTrainer
+from fedglimpse.simulation.trainers.jobs import Recipe
 
 RESULTS = Path(__file__).parent / "results" / "conv_tiles.json"
 BATCH = 64

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedglimpse.runs.build import Parts
 
-from fedglimpse.builder import Parts
-from fedglimpse.configure import parse_words
+from fedglimpse.config.loading import parse_words
 from fedglimpse.env.arrays import Shape, info_of, observations, slots_of
 from fedglimpse.env.settings import Settings, settings_of
 from fedglimpse.env.stepper import LaneStepper

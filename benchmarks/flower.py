@@ -29,6 +29,7 @@ os.environ |= {
 
 import flwr
 import torch
+from fedglimpse.runs.build import population_of
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -36,16 +37,16 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor, nn
 
-from fedglimpse.builder import population_of
-from fedglimpse.config import Config
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
+from fedglimpse.config.schema import Config
 from fedglimpse.data.population import Population
 from fedglimpse.data.sources import load
-from fedglimpse.flower import engine, wire
+from fedglimpse.federation.state import Layout
+from fedglimpse.flower import messages as wire
+from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app, local_training
 from fedglimpse.flower.strategy import GlimpseStrategy, Problem
-from fedglimpse.layout import Layout
-from fedglimpse.sim.evaluate import Evaluator
+from fedglimpse.simulation.evaluation import Evaluator
 from fedglimpse.types import LocalObjective
 
 CLIENTS, K, ROUNDS, WARM_UP, TARGET = 10, 5, 22, 2, 1.3

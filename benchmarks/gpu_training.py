@@ -15,15 +15,16 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from fedglimpse.runs.provenance import code
 
-from fedglimpse import nets, rng
-from fedglimpse.cost import ModelFlops
-from fedglimpse.layout import Layout
-from fedglimpse.provenance import code
-from fedglimpse.sim.gpu.graphed import GraphedTrainer
-from fedglimpse.sim.jobs import Examples, Jobs, LocalTrainer, Recipe
-from fedglimpse.sim.precision import Precision
-from fedglimpse.sim.serial import SerialTrainer
+from fedglimpse import rng
+from fedglimpse.federation import models as nets
+from fedglimpse.federation.costs import ModelFlops
+from fedglimpse.federation.devices import Precision
+from fedglimpse.federation.state import Layout
+from fedglimpse.simulation.cuda.trainer import GraphedTrainer
+from fedglimpse.simulation.trainers.jobs import Examples, Jobs, LocalTrainer, Recipe
+from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 RESULTS = Path(__file__).parent / "results" / "gpu_training.json"
 EPOCHS, POOL = 3, 50_000

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.provenance import code
+from fedglimpse.runs.rounds import crew_of, play_round
+from fedglimpse.runs.selectors import Crew
 from torch.profiler import ProfilerActivity, profile
 
-from fedglimpse.bench import Stopwatch, random_data, watch_round
-from fedglimpse.builder import Parts, world_of
-from fedglimpse.crew import Crew
-from fedglimpse.provenance import code
-from fedglimpse.rounds import crew_of, play_round
-from fedglimpse.sim.world import World
-from fedglimpse.sweep.packs import wanted
-from fedglimpse.sweep.plan import configs_of, read_plan
-from fedglimpse.validate import pick_device
+from fedglimpse.cli.bench import Stopwatch, random_data, watch_round
+from fedglimpse.config.checks import pick_device
+from fedglimpse.simulation.world import World
+from fedglimpse.studies.sweep.packs import wanted
+from fedglimpse.studies.sweep.plan import configs_of, read_plan
 
 RESULTS = Path(__file__).parent / "results" / "pack.json"
 TABLE = Path(__file__).parents[1] / "experiments" / "table1.toml"

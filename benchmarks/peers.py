@@ -22,9 +22,8 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
+from fedglimpse.runs.provenance import code
 from trainers import cpu_name
-
-from fedglimpse.provenance import code
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "peers.json"

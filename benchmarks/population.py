@@ -19,9 +19,8 @@ from statistics import median
 from typing import Any
 
 import torch
+from fedglimpse.runs.provenance import code
 from trainers import cpu_name
-
-from fedglimpse.provenance import code
 
 RESULTS = Path(__file__).parent / "results" / "population.json"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -46,7 +45,7 @@ def settings(clients: int, rounds: int) -> dict[str, Any]:
 
 def one(clients: int, rounds: int, threads: int) -> dict[str, Any]:
     """Run one population in this process."""
-    from fedglimpse.experiment import run
+    from fedglimpse.runs.experiment import run
 
     torch.set_num_threads(threads)
     began = time.perf_counter()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedglimpse import nets, rng
-from fedglimpse.layout import Layout
-from fedglimpse.sim.batched import BatchedTrainer
-from fedglimpse.sim.jobs import Examples, Jobs, Recipe
-from fedglimpse.sim.serial import SerialTrainer
+from fedglimpse import rng
+from fedglimpse.federation import models as nets
+from fedglimpse.federation.state import Layout
+from fedglimpse.simulation.trainers.batched import BatchedTrainer
+from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
+from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 MODELS = {
     "CIFAR-10": (nets.cifar_cnn, (3, 32, 32), 10),

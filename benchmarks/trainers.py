@@ -20,15 +20,15 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
+from fedglimpse.runs.provenance import code
 from torch import Tensor, nn
 
-from fedglimpse.engine import has_convolutions
-from fedglimpse.layout import Layout
-from fedglimpse.nets import fashion_cnn, har_mlp
-from fedglimpse.provenance import code
-from fedglimpse.sim.batched import BatchedTrainer
-from fedglimpse.sim.jobs import Examples, Jobs, Recipe
-from fedglimpse.sim.serial import SerialTrainer
+from fedglimpse.federation.models import fashion_cnn, har_mlp
+from fedglimpse.federation.state import Layout
+from fedglimpse.simulation.trainers.batched import BatchedTrainer
+from fedglimpse.simulation.trainers.choose import has_convolutions
+from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
+from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 RESULTS = Path(__file__).parent / "results" / "trainers.json"
 

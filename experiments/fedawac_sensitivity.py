@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedglimpse.runs.summary import Estimate
+
 import fedglimpse
-from fedglimpse.summary import Estimate
 
 MODES = ("class_var", "ensemble_dev")
 MAPS = ("inverse", "softmax", "proportional")

@@ -47,19 +47,19 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
+from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.selectors import Crew
 from torch import Tensor
 
-from fedglimpse.aggregate import TemporalWindow
-from fedglimpse.bench import report
-from fedglimpse.builder import Parts, world_of
-from fedglimpse.config import Config
-from fedglimpse.configure import load
-from fedglimpse.crew import Crew
+from fedglimpse.cli.bench import report
+from fedglimpse.config.loading import load
+from fedglimpse.config.schema import Config
+from fedglimpse.federation.aggregation import TemporalWindow
 from fedglimpse.methods.base import Stateless
 from fedglimpse.methods.oracle_balance import evenness
-from fedglimpse.sim.clients import TrainedClients
-from fedglimpse.sim.reports import proxy_examples
-from fedglimpse.sim.world import World
+from fedglimpse.simulation.client_reports import proxy_examples
+from fedglimpse.simulation.trained_clients import TrainedClients
+from fedglimpse.simulation.world import World
 from fedglimpse.theory.rank import spearman
 from fedglimpse.types import Choice, View
 

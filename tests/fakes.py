@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
+from fedglimpse.federation.reports import CATALOGUE
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
-from fedglimpse.needs import CATALOGUE
 from fedglimpse.rng import generator
 from fedglimpse.types import Choice, Method, Outcome, Selector, Update, View
 

@@ -47,7 +47,7 @@ def main() -> None:
                 os.kill(os.getpid(), signal.Signals[name])
 
     sys.addaudithook(look)
-    from fedglimpse.cli import main as fedglimpse
+    from fedglimpse.cli.main import main as fedglimpse
 
     sys.argv = ["fedglimpse", *sys.argv[4:]]
     try:

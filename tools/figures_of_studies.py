@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fedglimpse.report.analysis import analyse
+from fedglimpse.studies.report.analysis import analyse
 from figures_of_table1 import CONTROL, text
 from reproduction.evidence import OURS, Arm, Evidence, Measure, contrast, early, final, proxy
 from reproduction.pooling import Values

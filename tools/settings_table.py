@@ -1,7 +1,7 @@
 """The settings of docs/settings.md: every key of `Config`, from its dataclasses and their comments.
 
-A field's meaning is the comment behind it in `config.py` or `rl/config.py`; the values it may have
-are those that `validate.py` and `rl/config.py` check.
+A field's meaning is the comment behind it in `config/schema.py` or `agent/config.py`; the values it
+may have are those that `config/checks.py` and `agent/config.py` check.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
-from fedglimpse import validate
-from fedglimpse.config import Config, _toml
-from fedglimpse.presets import DATASET_DEFAULTS, DEFAULT_PRESET, PRESETS
-from fedglimpse.rl import config as rl
+from fedglimpse.agent import config as rl
+from fedglimpse.config import checks as validate
+from fedglimpse.config.presets import DATASET_DEFAULTS, DEFAULT_PRESET, PRESETS
+from fedglimpse.config.schema import Config, _toml
 
 FIELD = re.compile(r"    (\w+): [^#]*  # (.+)")  # a field and the comment behind it
 Value = TypeVar("Value")

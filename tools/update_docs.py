@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from fedglimpse.needs import CATALOGUE, Need, Sizes
-from fedglimpse.report.analysis import analyse
-from fedglimpse.report.page import page
-from fedglimpse.study import load_study
+from fedglimpse.federation.reports import CATALOGUE, Need, Sizes
+from fedglimpse.studies.report.analysis import analyse
+from fedglimpse.studies.report.page import page
+from fedglimpse.studies.results import load_study
 from method_pages import comparison, with_figures
 from reproduction.claims import claims_table, rules_list
 from reproduction.curves import curves

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fedglimpse.nets import fashion_cnn, har_mlp
+from fedglimpse.federation.models import fashion_cnn, har_mlp
 
 EPOCHS, BATCH, LR = 3, 64, 0.01
 TEST_BATCH = 256  # of every contestant that lets its user choose; larger ones are slower on a CPU

@@ -3,14 +3,14 @@
 from functools import cache
 from typing import Any
 
+from fedglimpse.runs.build import population_of
 from torch import Tensor, nn
 
-from fedglimpse.builder import population_of
-from fedglimpse.config import Config
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
+from fedglimpse.config.schema import Config
 from fedglimpse.data.population import Population
 from fedglimpse.data.sources import load
-from fedglimpse.flower.wire import section
+from fedglimpse.flower.messages import section
 
 
 def make_model() -> nn.Module:

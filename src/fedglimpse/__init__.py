@@ -10,24 +10,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedglimpse.aggregate import TemporalWindow, WeightedDelta
-    from fedglimpse.config import Config
-    from fedglimpse.configure import load
+    from fedglimpse.config.loading import load
+    from fedglimpse.config.schema import Config
     from fedglimpse.data.dataset import Dataset
     from fedglimpse.errors import UserError
-    from fedglimpse.experiment import Result, Stopped, run
+    from fedglimpse.federation.aggregation import TemporalWindow, WeightedDelta
     from fedglimpse.methods.base import Setting, Stateless, random_slots, top_slots
+    from fedglimpse.runs.experiment import Result, Stopped, run
     from fedglimpse.types import Choice, LocalObjective, Method, Outcome, Update, View
     from fedglimpse.version import VERSION as __version__
 
 # Imported when first asked for: a device that only trains does not pay for the simulator.
 _HOMES = {
-    "aggregate": ("TemporalWindow", "WeightedDelta"),
-    "config": ("Config",),
-    "configure": ("load",),
+    "federation.aggregation": ("TemporalWindow", "WeightedDelta"),
+    "config.schema": ("Config",),
+    "config.loading": ("load",),
     "data.dataset": ("Dataset",),
     "errors": ("UserError",),
-    "experiment": ("Result", "Stopped", "run"),
+    "runs.experiment": ("Result", "Stopped", "run"),
     "methods.base": ("Setting", "Stateless", "random_slots", "top_slots"),
     "types": ("Choice", "LocalObjective", "Method", "Outcome", "Update", "View"),
 }

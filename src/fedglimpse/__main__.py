@@ -1,5 +1,5 @@
 """`python -m fedglimpse`."""
 
-from fedglimpse.entry import main
+from fedglimpse.cli.entry import main
 
 main()

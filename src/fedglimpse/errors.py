@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -37,3 +38,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the closest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return one line: a user's mistake as it is, anything else with its place."""
+    if isinstance(error, UserError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    said = str(error).partition("\n")[0]  # CUDA's errors go on with advice
+    return f"{type(error).__name__}: {said}{place}"

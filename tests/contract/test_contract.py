@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedglimpse.runs.experiment import Result, Stopped, run
 
 import fakes
-from fedglimpse.experiment import Result, Stopped, run
 from fedglimpse.methods import registry
 from fedglimpse.types import Choice, Method, View
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from test_activities import har_members, zip_of
 
-from fedglimpse.data import fetch as module
-from fedglimpse.data import official
-from fedglimpse.data.fetch import download, fetch
+from fedglimpse.data import download as module
+from fedglimpse.data import readers as official
+from fedglimpse.data.download import download, fetch
 from fedglimpse.errors import UserError
-from fedglimpse.lock import locked
+from fedglimpse.storage.lock import locked
 
 CONTENT = bytes(i * 7 % 251 for i in range(700_000))
 MD5 = hashlib.md5(CONTENT).hexdigest()

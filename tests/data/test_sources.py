@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedglimpse.data import official, sources
+from fedglimpse.data import readers as official
+from fedglimpse.data import sources
 from fedglimpse.errors import UserError
 
 

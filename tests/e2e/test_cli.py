@@ -322,7 +322,7 @@ def test_a_users_own_method_and_model(tmp_path: Path) -> None:
 
 
 FAILING = """from fedglimpse import Method
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import UniformRandom
 
 
@@ -345,7 +345,7 @@ def build(setting):
         ("feedback", "import json; json.loads('')", "(my_failing.py:9)"),
         (
             "select",
-            "from fedglimpse.configure import load; load(3)",
+            "from fedglimpse.config.loading import load; load(3)",
             "not int (my_failing.py:9)",
         ),
         ("select", "return None", "Failing.select answered round 2 with None"),
@@ -367,7 +367,8 @@ def test_an_error_of_users_code_is_one_sentence_and_the_run_goes_on(
 
 
 def test_an_error_that_is_not_the_users_keeps_its_traceback(tmp_path: Path) -> None:
-    fault = "from fedglimpse.sim.world import World; World.play = None"  # nothing of theirs fails
+    # nothing of theirs fails
+    fault = "from fedglimpse.simulation.world import World; World.play = None"
     (tmp_path / "my_failing.py").write_text(FAILING.format(name="select", fault=fault))
     done = call("run", "method=my_failing:build", "rounds=4", "--out", "a", cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (1, True), done.stderr

@@ -35,7 +35,7 @@ def python(*words: str, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedP
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("module", ["fedglimpse.cli", "numpy.dtypes", "torch", "rich.table"])
+@pytest.mark.parametrize("module", ["fedglimpse.cli.main", "numpy.dtypes", "torch", "rich.table"])
 def test_ctrl_c_while_importing_is_one_word(module: str) -> None:
     done = python("-c", INTERRUPTED, module, "default_int_handler", "methods")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
@@ -49,7 +49,8 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 
 def test_the_version_is_told_without_torch() -> None:
     code = (
-        "import sys; sys.argv = ['fedglimpse', '--version']; from fedglimpse.entry import main; "
+        "import sys; sys.argv = ['fedglimpse', '--version']; "
+        "from fedglimpse.cli.entry import main; "
         "main(); sys.exit(bool({'torch', 'numpy', 'typer'} & set(sys.modules)))"
     )
     done = python("-c", code)
@@ -59,12 +60,12 @@ def test_the_version_is_told_without_torch() -> None:
 
 def test_the_installed_command_begins_there_too() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["scripts"] == {"fedglimpse": "fedglimpse.entry:main"}
+    assert project["scripts"] == {"fedglimpse": "fedglimpse.cli.entry:main"}
 
 
 def test_what_the_terminal_cannot_show_is_replaced() -> None:
     code = (
-        "from fedglimpse.entry import show_what_can_be_shown; show_what_can_be_shown(); "
+        "from fedglimpse.cli.entry import show_what_can_be_shown; show_what_can_be_shown(); "
         "print('−6.9 ± 1', chr(0x3b1), chr(0xdce9))"
     )
     assert python("-c", code, PYTHONIOENCODING="ascii").stdout == "-6.9 +- 1 ? ?\n"

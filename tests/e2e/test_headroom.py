@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
 
 FILE = Path(__file__).parents[2] / "experiments" / "headroom.py"
 spec = importlib.util.spec_from_file_location("headroom", FILE)

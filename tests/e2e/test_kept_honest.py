@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedglimpse.runs.experiment import Stopped, run
+from fedglimpse.runs.trackers import LiveLog, Source
 from typer.testing import CliRunner
 
-from fedglimpse.cli import app
-from fedglimpse.config import Config
-from fedglimpse.configure import build, load, read_toml, resolve
+from fedglimpse.cli.main import app
+from fedglimpse.config.loading import build, load, read_toml, resolve
+from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
-from fedglimpse.experiment import Stopped, run
-from fedglimpse.live import LiveLog, Source
-from fedglimpse.lock import locked
 from fedglimpse.methods.base import Setting, UniformRandom
 from fedglimpse.methods.registry import MODULES
-from fedglimpse.study import load_study
+from fedglimpse.storage.lock import locked
+from fedglimpse.studies.results import load_study
 from fedglimpse.types import Method, Outcome
 
 SHORT = {"rounds": 6, "checkpoint.every": 2, "evaluate.every": 2}

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedglimpse.runs.experiment import Result, Stopped, run
 from typer.testing import CliRunner
 
 from fedglimpse import LocalObjective, WeightedDelta
-from fedglimpse.cli import app
-from fedglimpse.compare import row_of
+from fedglimpse.cli.main import app
 from fedglimpse.env.settings import settings_of
 from fedglimpse.env.stepper import LaneStepper
 from fedglimpse.errors import UserError
-from fedglimpse.experiment import Result, Stopped, run
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting, UniformRandom, random_slots
-from fedglimpse.report.analysis import analyse
-from fedglimpse.study import load_study, write_study
-from fedglimpse.sweep.plan import read_plan
-from fedglimpse.sweep.runner import How, run_sweep
+from fedglimpse.studies.compare import row_of
+from fedglimpse.studies.report.analysis import analyse
+from fedglimpse.studies.results import load_study, write_study
+from fedglimpse.studies.sweep.plan import read_plan
+from fedglimpse.studies.sweep.runner import How, run_sweep
 from fedglimpse.types import Choice, Method, Outcome, Update, View
 
 SMALL = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedglimpse import UserError, run
-from fedglimpse.rl.policy import read_policy
+from fedglimpse.agent.policy import read_policy
 
 AGENT = {
     "method": "glimpse", "rounds": 3, "agent.learn_start": 1, "agent.n_step": 1,

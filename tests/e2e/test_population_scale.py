@@ -2,13 +2,13 @@ import json
 import subprocess
 import sys
 
-from fedglimpse.experiment import run
+from fedglimpse.runs.experiment import run
 
 GIB = 2**20  # in KiB, as getrusage counts on Linux
 
 RUN = """
 import json, resource
-from fedglimpse.experiment import run
+from fedglimpse.runs.experiment import run
 result = run({
     "data.name": "synthetic", "data.clients": 1_000_000, "data.samples": 20,
     "visibility.kind": "mobile", "visibility.cluster_size": 100, "selection.k": 20,

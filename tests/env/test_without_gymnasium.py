@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import sys
-import fedglimpse, fedglimpse.cli, fedglimpse.experiment
+import fedglimpse, fedglimpse.cli, fedglimpse.runs.experiment
 assert "gymnasium" not in sys.modules
 assert "fedglimpse.env" not in sys.modules
 

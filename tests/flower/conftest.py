@@ -13,6 +13,6 @@ def _time_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     from flower_small import Clocked
 
-    from fedglimpse.flower import engine
+    from fedglimpse.flower import server as engine
 
     monkeypatch.setattr(engine, "Exchange", Clocked)

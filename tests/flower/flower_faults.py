@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import torch
+from fedglimpse.runs.folder import stored_config
 from flower_processes import Cluster, copy_app
 
-from fedglimpse.flower.federation import Problem, fresh_model
-from fedglimpse.layout import Layout
-from fedglimpse.records import stored_config
-from fedglimpse.sim.evaluate import Evaluator
+from fedglimpse.federation.state import Layout
+from fedglimpse.flower.clients import Problem, fresh_model
+from fedglimpse.simulation.evaluation import Evaluator
 
 CLIENT = '''
 import time

@@ -9,7 +9,7 @@ import torch
 from flower_small import Largest
 from torch import Tensor
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import Setting, UniformRandom
 from fedglimpse.types import Choice, LocalObjective, Method, Outcome, View
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.records import stored_config
+from fedglimpse.runs.folder import stored_config
 
 NUMBERS = ("reward", "uplink_bytes", "downlink_bytes", "client_flops", "server_flops", "seconds")
 SCORES = ("accuracy", "macro_f1", "loss")

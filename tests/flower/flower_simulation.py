@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedglimpse.configure import parse_words, resolve
+from fedglimpse.config.loading import parse_words, resolve
 
 if __name__ == "__main__":
     from client_app import app as client

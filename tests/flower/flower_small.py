@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedglimpse.runs.build import population_of
 from flower_grid import FakeGrid, FakeNode
 from torch import Tensor
 
-from fedglimpse import nets
-from fedglimpse.aggregate import WeightedDelta
-from fedglimpse.builder import population_of
-from fedglimpse.config import Config
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
+from fedglimpse.config.schema import Config
 from fedglimpse.data.population import Population
 from fedglimpse.data.sources import load
-from fedglimpse.flower import engine
+from fedglimpse.federation import models as nets
+from fedglimpse.federation.aggregation import WeightedDelta
+from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
 from fedglimpse.flower.exchange import Exchange
 from fedglimpse.methods import registry

@@ -12,18 +12,19 @@ import torch
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
 import flower_small as small
+from fedglimpse.runs import experiment
+from fedglimpse.runs.folder import RunFolder
 from flower_grid import FakeGrid
 from flower_schema import check_run_folder
 from flwr.app import ArrayRecord
 
-from fedglimpse import experiment, nets
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
 from fedglimpse.errors import UserError
-from fedglimpse.flower import engine
+from fedglimpse.federation import models as nets
+from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
 from fedglimpse.flower.round import Round
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
-from fedglimpse.records import RunFolder
 from fedglimpse.theory.measure_run import measure_run
 
 

@@ -11,17 +11,19 @@ import torch
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
 import flower_small as small
+from fedglimpse.runs import build as builder
 from flower_grid import FakeNode
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from fedglimpse import builder, nets
 from fedglimpse.errors import UserError
-from fedglimpse.flower import engine, wire
+from fedglimpse.federation import models as nets
+from fedglimpse.federation.state import Layout
+from fedglimpse.flower import messages as wire
+from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
+from fedglimpse.flower.device import SHARED_SEED, projection
 from fedglimpse.flower.identity import Arrival, Roster, identity, natural
-from fedglimpse.flower.projection import SHARED_SEED, projection
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
-from fedglimpse.layout import Layout
 
 
 def test_a_restarted_client_keeps_its_identity_on_a_new_connection(tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_a_strategy_starts_like_any_other_of_flower(tmp_path: Path) -> None:
 
 
 def test_a_run_configuration_is_read_and_checked() -> None:
-    values = {"seed": 3, "out": "~/r", "fedglimpse.rounds": 7, "terms.quorum": 0.25}
+    values = {"seed": 3, "out": "~/r", "fedglimpse.runs.rounds": 7, "terms.quorum": 0.25}
     config, terms, out = from_run_config(values)
     assert (config.seeds, config.rounds, terms.quorum, out) == ((3,), 7, 0.25, Path.home() / "r")
     assert from_run_config({"out": ""})[2] is None

@@ -14,15 +14,16 @@ import flower_small as small
 from flower_grid import FakeNode
 from torch import Tensor, nn
 
-from fedglimpse import nets
-from fedglimpse.config import SketchConfig
+from fedglimpse.config.schema import SketchConfig
 from fedglimpse.data.dataset import as_input
 from fedglimpse.errors import UserError
-from fedglimpse.flower import engine, wire
+from fedglimpse.federation import models as nets
+from fedglimpse.federation.state import Layout
+from fedglimpse.flower import messages as wire
+from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
 from fedglimpse.flower.device import Device, Training
 from fedglimpse.flower.identity import Roster
-from fedglimpse.layout import Layout
 
 
 def says(size: float) -> Any:

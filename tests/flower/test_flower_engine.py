@@ -12,19 +12,21 @@ import torch
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
 import flower_small as small
+from fedglimpse.runs import experiment
+from fedglimpse.runs.pretrain import teach
 from flower_grid import FakeGrid, FakeNode
 from flower_schema import check_run_folder
 from flwr.app import Array, Message
 
-from fedglimpse import experiment, nets
+from fedglimpse.agent.policy import write_policy
 from fedglimpse.errors import UserError
-from fedglimpse.flower import engine, wire
+from fedglimpse.federation import models as nets
+from fedglimpse.flower import messages as wire
+from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
 from fedglimpse.flower.round import Round
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
-from fedglimpse.rl.policy import write_policy
-from fedglimpse.teach import teach
 
 DEVICES_ONLY = {"failed", "received_bytes_chosen", "received_bytes_others", "seconds"}
 

@@ -12,7 +12,8 @@ import flower_small as small
 from flower_grid import FakeGrid, FakeNode
 
 from fedglimpse.errors import UserError
-from fedglimpse.flower import engine, wire
+from fedglimpse.flower import messages as wire
+from fedglimpse.flower import server as engine
 from fedglimpse.flower.identity import Arrival, Roster, natural
 from fedglimpse.flower.round import Round
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedglimpse.commands.flower import new
+from fedglimpse.cli.flower import new
 from fedglimpse.errors import UserError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from toy_worlds import OldCue, ShuffledLabels, play
 
+from fedglimpse.agent.config import AgentConfig
 from fedglimpse.methods.glimpse import GlimpseSelector
-from fedglimpse.rl.config import AgentConfig
 
 
 @pytest.fixture(autouse=True)

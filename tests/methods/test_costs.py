@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from fedglimpse.runs.experiment import run
 
-from fedglimpse.experiment import run
 from fedglimpse.methods import registry
 
 FLOAT = 4

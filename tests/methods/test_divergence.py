@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fedglimpse.runs.build import build_world
+from fedglimpse.runs.experiment import run
+from fedglimpse.runs.rounds import play_round
 from torch import Tensor
 
 import fakes
-from fedglimpse.builder import build_world
-from fedglimpse.config import Config
-from fedglimpse.configure import resolve
-from fedglimpse.experiment import run
+from fedglimpse.agent.inputs import LARGEST, client_features
+from fedglimpse.config.loading import resolve
+from fedglimpse.config.schema import Config
 from fedglimpse.methods import oort, palit
 from fedglimpse.methods.base import Setting, top_slots
 from fedglimpse.methods.dpp import Diverse
@@ -21,9 +23,7 @@ from fedglimpse.methods.fedabc import attention
 from fedglimpse.methods.fedawac import Options, consistency_weights
 from fedglimpse.methods.herd import Herd
 from fedglimpse.methods.registry import MODULES
-from fedglimpse.rl.observation import LARGEST, client_features
-from fedglimpse.rounds import play_round
-from fedglimpse.sim.jobs import Jobs, LocalTrainer, Trained
+from fedglimpse.simulation.trainers.jobs import Jobs, LocalTrainer, Trained
 from fedglimpse.types import Choice, Outcome, Update
 
 SIZES = torch.tensor([10, 20, 30])

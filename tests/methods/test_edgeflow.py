@@ -5,9 +5,9 @@ import torch
 
 import fakes
 from fedglimpse.errors import UserError
-from fedglimpse.layout import Entry, Layout
+from fedglimpse.federation.state import Entry, Layout
 from fedglimpse.methods.edgeflow import Everyone
-from fedglimpse.sim.gradients import distance
+from fedglimpse.simulation.gradients import distance
 
 A, B, C, D = range(4)
 

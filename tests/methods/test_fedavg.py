@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fakes
-from fedglimpse.aggregate import weighted_delta
+from fedglimpse.federation.aggregation import weighted_delta
 
 
 def test_models_are_averaged_by_size_or_evenly() -> None:

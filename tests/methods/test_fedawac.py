@@ -5,14 +5,9 @@ import torch
 from torch import Tensor
 
 import fakes
-from fedglimpse.aggregate import weighted_delta
 from fedglimpse.errors import UserError
-from fedglimpse.methods.fedawac import (
-    ConsistencyWindow,
-    Options,
-    consistency_weights,
-    variances,
-)
+from fedglimpse.federation.aggregation import weighted_delta
+from fedglimpse.methods.fedawac import ConsistencyWindow, Options, consistency_weights, variances
 
 V, SIZES = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([100, 100, 200])
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import fakes
-from fedglimpse.sim.jobs import Examples, Jobs, Recipe
-from fedglimpse.sim.serial import SerialTrainer
+from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
+from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 
 class OneWeight(nn.Module):
@@ -29,7 +29,9 @@ def _quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
     def loss(output: Tensor, target: Tensor, reduction: str) -> Tensor:
         return 0.5 * (output - 3) ** 2
 
-    monkeypatch.setattr("fedglimpse.sim.serial.F", SimpleNamespace(cross_entropy=loss))
+    monkeypatch.setattr(
+        "fedglimpse.simulation.trainers.serial.F", SimpleNamespace(cross_entropy=loss)
+    )
 
 
 def trained(mu: float, steps: int, squared: bool = True) -> float:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import fakes
-from fedglimpse.methods.palit import JudgedRandom
-from fedglimpse.methods.trust import (
+from fedglimpse.methods.palit import (
     DOWN,
     HOLD,
     UP,
+    JudgedRandom,
     Trust,
     contribution,
     directions,

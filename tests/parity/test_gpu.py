@@ -7,20 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from fedglimpse.runs.experiment import run
 
-from fedglimpse import nets, rng
-from fedglimpse.experiment import run
-from fedglimpse.layout import Layout
-from fedglimpse.sim.jobs import Examples, Jobs, Recipe
-from fedglimpse.sim.precision import Precision, numerics
-from fedglimpse.sim.serial import SerialTrainer
+from fedglimpse import rng
+from fedglimpse.federation import models as nets
+from fedglimpse.federation.devices import Precision, numerics
+from fedglimpse.federation.state import Layout
+from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
+from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
-from fedglimpse.sim.gpu.first_layer import first_layer, padded_layer  # noqa: E402
-from fedglimpse.sim.gpu.graphed import GraphedTrainer  # noqa: E402
+from fedglimpse.simulation.cuda.first_layer import first_layer, padded_layer  # noqa: E402
+from fedglimpse.simulation.cuda.trainer import GraphedTrainer  # noqa: E402
 
 MODELS = {
     "cifar": (nets.cifar_cnn, (3, 32, 32), 10),

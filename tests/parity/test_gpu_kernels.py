@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse.sim.precision import Precision, numerics
+from fedglimpse.federation.devices import Precision, numerics
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
-from fedglimpse.sim.gpu.channels_last import convolved  # noqa: E402
-from fedglimpse.sim.gpu.conv import conv3x3, conv3x3_moments  # noqa: E402
-from fedglimpse.sim.gpu.relu_norm import relu_frozen_norm, relu_norm  # noqa: E402
+from fedglimpse.simulation.cuda.channels_last import convolved  # noqa: E402
+from fedglimpse.simulation.cuda.conv import conv3x3, conv3x3_moments  # noqa: E402
+from fedglimpse.simulation.cuda.relu_norm import relu_frozen_norm, relu_norm  # noqa: E402
 
 DEVICE = torch.device("cuda")
 CLOSE: dict[Precision, float] = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}

@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "rl"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
+from fedglimpse.runs.experiment import run
+from fedglimpse.runs.rounds import crew_of, play_round
 from rl_fakes import C, D, config, outcome, view
 
-from fedglimpse import bench, nets
-from fedglimpse.configure import resolve
+from fedglimpse.cli import bench
+from fedglimpse.config.loading import resolve
 from fedglimpse.data import sources
-from fedglimpse.engine import many_models
-from fedglimpse.experiment import run
-from fedglimpse.layout import Layout
+from fedglimpse.federation import models as nets
+from fedglimpse.federation.state import Layout
 from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
-from fedglimpse.rounds import crew_of, play_round
-from fedglimpse.sim.evaluate import Evaluator
-from fedglimpse.sim.gradients import mean_gradients
-from fedglimpse.sim.transfer import on_its_way, sent
+from fedglimpse.simulation.evaluation import Evaluator
+from fedglimpse.simulation.gradients import mean_gradients
+from fedglimpse.simulation.trainers.choose import many_models
+from fedglimpse.simulation.transfer import on_its_way, sent
 from fedglimpse.types import View
 
 pytestmark = [
@@ -71,7 +72,7 @@ def test_books_beside_training_say_the_same(method: str, monkeypatch: pytest.Mon
     keys |= {"checkpoint.every": 40}
     keys |= {"agent.learn_start": 4, "agent.epsilon_decay": 0.05} if method == "glimpse" else {}
     beside = run(keys).records
-    monkeypatch.setattr("fedglimpse.experiment.books_can_wait", lambda world: False)
+    monkeypatch.setattr("fedglimpse.runs.experiment.books_can_wait", lambda world: False)
     after = run(keys).records
     for ours, theirs in zip(beside, after, strict=True):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
@@ -142,7 +143,7 @@ def test_lanes_together_equal_lanes_alone() -> None:
 
 def test_lanes_report_and_merge_together_as_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     together = noise_rounds("har", [3, 4, 5], 2)
-    monkeypatch.setattr("fedglimpse.sim.precision.APART", ("cpu", "cuda"))
+    monkeypatch.setattr("fedglimpse.federation.devices.APART", ("cpu", "cuda"))
     apart = noise_rounds("har", [3, 4, 5], 2)
     assert [r["selected"] for r in together] == [r["selected"] for r in apart]
     for ours, theirs in zip(together, apart, strict=True):

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedglimpse import nets, rng
+from fedglimpse import rng
 from fedglimpse.errors import UserError
-from fedglimpse.layout import Layout
-from fedglimpse.sim.batched import BatchedTrainer
-from fedglimpse.sim.blocks import blocks_of, layer_of, serpentine
-from fedglimpse.sim.jobs import Examples, Jobs, Recipe, Trained
-from fedglimpse.sim.serial import SerialTrainer
+from fedglimpse.federation import models as nets
+from fedglimpse.federation.state import Layout
+from fedglimpse.simulation.trainers.batched import BatchedTrainer
+from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe, Trained
+from fedglimpse.simulation.trainers.objectives import blocks_of, layer_of, serpentine
+from fedglimpse.simulation.trainers.serial import SerialTrainer
 from fedglimpse.types import LocalObjective
 
 CLASSES = 5

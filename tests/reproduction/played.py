@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.stats.condense import Climb, Curve, Facts
-from fedglimpse.study import Cell, Study
-from fedglimpse.summary import COSTS
+from fedglimpse.runs.summary import COSTS
+
+from fedglimpse.studies.results import Cell, Study
+from fedglimpse.studies.statistics.condense import Climb, Curve, Facts
 from reproduction.shelf import Shelf
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from played import ROOT
 
-from fedglimpse.sweep.plan import read_plan
-from fedglimpse.sweep.runner import How, run_sweep
+from fedglimpse.studies.sweep.plan import read_plan
+from fedglimpse.studies.sweep.runner import How, run_sweep
 from reproduction.diagnosis import diagnosis
 
 spec = importlib.util.spec_from_file_location(

@@ -8,7 +8,7 @@ from typing import Any
 
 from played import Came, played
 
-from fedglimpse.study import Cell, Study
+from fedglimpse.studies.results import Cell, Study
 from reproduction.recipe import chosen_recipe, recipe_table
 
 

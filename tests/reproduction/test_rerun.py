@@ -7,8 +7,8 @@ from pathlib import Path
 
 from played import Came, played
 
-from fedglimpse.study import Cell, Study
-from fedglimpse.study.store import write_study
+from fedglimpse.studies.results import Cell, Study
+from fedglimpse.studies.results.store import write_study
 from reproduction.rerun import rerun
 
 ACCURACY = (0.80, 0.81, 0.79, 0.80, 0.80)

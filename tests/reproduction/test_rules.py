@@ -11,9 +11,9 @@ import pytest
 from played import PLANS, Came, World, jitter, played
 from worlds import OPEN, TABLE, WORLDS, noise, table_fails, table_holds
 
-from fedglimpse.stats.condense import Facts
-from fedglimpse.study import Cell, Study
-from fedglimpse.study.cell import State
+from fedglimpse.studies.results import Cell, Study
+from fedglimpse.studies.results.cell import State
+from fedglimpse.studies.statistics.condense import Facts
 from reproduction.claims import OWN_RULES, RULES, Claim, all_claims, rule_text
 from reproduction.evidence import Evidence, over_strongest
 from reproduction.pooling import Pooled

@@ -13,10 +13,10 @@ import pytest
 from played import ROOT, Came, jitter, played
 from worlds import WORLDS, table_holds
 
-from fedglimpse.report.analysis import final_accuracies
-from fedglimpse.study import Cell, Study, load_study, write_study
-from fedglimpse.sweep.plan import read_plan
-from fedglimpse.sweep.runner import How, run_sweep
+from fedglimpse.studies.report.analysis import final_accuracies
+from fedglimpse.studies.results import Cell, Study, load_study, write_study
+from fedglimpse.studies.sweep.plan import read_plan
+from fedglimpse.studies.sweep.runner import How, run_sweep
 from reproduction.claims import all_claims, claims_table, rules_list
 from reproduction.curves import curves
 from reproduction.pooled import pooled

@@ -9,7 +9,7 @@ from typing import Any
 
 from played import BASELINES, PLANS, Came, World, disagree, jitter
 
-from fedglimpse.study import Cell
+from fedglimpse.studies.results import Cell
 from reproduction.evidence import Evidence
 
 TABLE = PLANS.paper("paper_table1")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.builder import build_world
-from fedglimpse.configure import resolve
-from fedglimpse.records import RunFolder
-from fedglimpse.rounds import play_round, snapshot
-from fedglimpse.theory.models import save_models
+from fedglimpse.runs.build import build_world
+from fedglimpse.runs.folder import RunFolder
+from fedglimpse.runs.kept_models import save_models
+from fedglimpse.runs.rounds import play_round, snapshot
+
+from fedglimpse.config.loading import resolve
 
 SMALL: dict[str, Any] = {
     "data.name": "digits",

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from fedglimpse.runs.build import build_world
 
-from fedglimpse.builder import build_world
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
 from fedglimpse.data.dataset import as_input
-from fedglimpse.sim.gradients import mean_gradient
-from fedglimpse.sim.world import World
-from fedglimpse.theory.estimate import Point, Recipe, implied_q, measure
-from fedglimpse.theory.passes import examples_of, full_pass
+from fedglimpse.simulation.gradients import mean_gradient
+from fedglimpse.simulation.world import World
+from fedglimpse.theory.estimate import Point, Recipe, examples_of, full_pass, implied_q, measure
 from theory.kept_run import SMALL
 
 RECIPE = Recipe(lr=0.05, batch_size=16)

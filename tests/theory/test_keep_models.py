@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedglimpse.runs.experiment import Stopped, run
+from fedglimpse.runs.kept_models import kept_models, load_models
 
 import fedglimpse
-from fedglimpse.experiment import Stopped, run
 from fedglimpse.theory.measure_run import measure_run
-from fedglimpse.theory.models import kept_models, load_models
 from theory.kept_run import SMALL, kept_run
 
 KEEPING = {**SMALL, "method": "fedavg", "seeds": [0, 1], "checkpoint.keep_models": 2, "rounds": 5}

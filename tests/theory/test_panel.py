@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from fedglimpse.commands.theory import run_folders, theory
+from fedglimpse.cli.theory import run_folders, theory
 from fedglimpse.errors import UserError
 from fedglimpse.theory.measure_run import measure_run
 from fedglimpse.theory.panel import Panel, read_panel

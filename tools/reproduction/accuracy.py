@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedglimpse.report.analysis import Comparison, Results, Row
-from fedglimpse.report.numbers import interval, mean_and_std, percent
+from fedglimpse.studies.report.analysis import Comparison, Results, Row
+from fedglimpse.studies.report.numbers import interval, mean_and_std, percent
 from reproduction.markdown import table
 
 

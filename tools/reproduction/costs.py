@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedglimpse.compare import DEFAULT_TARGET, SMOOTHED_OVER
-from fedglimpse.report.analysis import Results, Row
-from fedglimpse.report.numbers import MEASURES, cost, percent
+from fedglimpse.studies.compare import DEFAULT_TARGET, SMOOTHED_OVER
+from fedglimpse.studies.report.analysis import Results, Row
+from fedglimpse.studies.report.numbers import MEASURES, cost, percent
 from reproduction.markdown import table
 
 

@@ -7,8 +7,8 @@ from html import escape
 from math import ceil, floor
 from statistics import fmean
 
-from fedglimpse.stats.condense import thinned
-from fedglimpse.study import Cell, Study
+from fedglimpse.studies.results import Cell, Study
+from fedglimpse.studies.statistics.condense import thinned
 from reproduction.shelf import Stored
 
 WIDTH, HEIGHT, GAP, COLUMNS = 300, 190, 58, 2  # of a panel; the gap holds its labels

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fedglimpse.report.analysis import final_accuracies
-from fedglimpse.stats.condense import Facts
-from fedglimpse.study import Study
+from fedglimpse.studies.report.analysis import final_accuracies
+from fedglimpse.studies.results import Study
+from fedglimpse.studies.statistics.condense import Facts
 from reproduction.pooling import Pooled, Values, pool
 
 OURS = "glimpse"

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedglimpse.report.numbers import interval, percent
-from fedglimpse.stats.difference import paired
+from fedglimpse.studies.report.numbers import interval, percent
+from fedglimpse.studies.statistics.difference import paired
 from reproduction.markdown import paragraphs, table
 
 BASE = "random"

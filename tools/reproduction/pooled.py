@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from fedglimpse.report.numbers import interval
-from fedglimpse.study import Study
+from fedglimpse.studies.report.numbers import interval
+from fedglimpse.studies.results import Study
 from reproduction.evidence import Evidence, Measure, contrast, early, final, proxy, swing
 from reproduction.markdown import paragraphs, table
 from reproduction.pooling import Pooled, shared

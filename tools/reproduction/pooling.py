@@ -19,8 +19,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from fedglimpse.stats.difference import LEVEL, SAME, Difference
-from fedglimpse.student import half_width
+from fedglimpse.runs.summary import half_width
+
+from fedglimpse.studies.statistics.difference import LEVEL, SAME, Difference
 
 STEPS = 40  # halvings that a p-value is looked for with
 Values = dict[int, float]  # seed -> value

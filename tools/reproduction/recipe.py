@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import mean
 
-from fedglimpse.stats.condense import Facts
-from fedglimpse.study import Study
+from fedglimpse.studies.results import Study
+from fedglimpse.studies.statistics.condense import Facts
 from reproduction.markdown import paragraphs, table
 
 RULE = (

@@ -10,9 +10,9 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
 
-from fedglimpse.report.analysis import final_accuracies
-from fedglimpse.report.numbers import percent, signed
-from fedglimpse.study import Study, load_study
+from fedglimpse.studies.report.analysis import final_accuracies
+from fedglimpse.studies.report.numbers import percent, signed
+from fedglimpse.studies.results import Study, load_study
 from reproduction.markdown import paragraphs, table
 
 HEAD = ["setting", "method", "seed", "stored %", "again %", "difference", "other seeds, farthest"]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedglimpse.report.analysis import spent
-from fedglimpse.stats.censored import Saving, Spent, saving
+from fedglimpse.studies.report.analysis import spent
+from fedglimpse.studies.statistics.censored import Saving, Spent, saving
 from reproduction.evidence import OURS, Evidence, over_strongest
 from reproduction.pooling import Pooled, Values, pool
 from reproduction.verdict import Finding, Verdict, above_zero, all_of, counts, points, reaches

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from fedglimpse.report.analysis import Row, analyse, config_of
-from fedglimpse.report.numbers import interval
+from fedglimpse.studies.report.analysis import Row, analyse, config_of
+from fedglimpse.studies.report.numbers import interval
 from reproduction.evidence import OURS, Evidence, contrast, final, over_each_baseline
 from reproduction.pooling import Pooled, Values, pool
 from reproduction.verdict import (

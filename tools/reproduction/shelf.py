@@ -11,12 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.config import Config
-from fedglimpse.records import matters, run_identity
-from fedglimpse.report.analysis import Results, analyse
-from fedglimpse.report.published import read_paper
-from fedglimpse.study import Cell, Study, load_study
-from fedglimpse.sweep.plan import configs_of, read_plan
+from fedglimpse.runs.folder import matters, run_identity
+
+from fedglimpse.config.schema import Config
+from fedglimpse.studies.report.analysis import Results, analyse
+from fedglimpse.studies.report.published import read_paper
+from fedglimpse.studies.results import Cell, Study, load_study
+from fedglimpse.studies.sweep.plan import configs_of, read_plan
 
 CHOSE_THE_RECIPE = frozenset({0, 1})  # seeds of recipe_study.toml
 TUNED_ON = dict.fromkeys(  # studies of preset `tuned-1` on the data of recipe_study.toml

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fedglimpse.study import Study
-from fedglimpse.study.cell import State
+from fedglimpse.studies.results import Study
+from fedglimpse.studies.results.cell import State
 from reproduction.markdown import table
 
 WHY = "GPU time"  # unless something else is written here

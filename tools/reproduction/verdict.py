@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fedglimpse.report.numbers import interval
-from fedglimpse.stats.difference import holm
+from fedglimpse.studies.report.numbers import interval
+from fedglimpse.studies.statistics.difference import holm
 from reproduction.pooling import Pooled
 
 

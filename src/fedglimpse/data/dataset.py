@@ -14,7 +14,7 @@ from fedglimpse.errors import UserError
 class Dataset:
     """Training and test rows of one dataset.
 
-    A user's own data comes as one of these too (`data/own.py` checks it, docs/data.md shows it).
+    A user's own data comes as one of these too (`data/custom.py` checks it, docs/data.md shows it).
     Images stay uint8 until a batch is used, so that CIFAR-10 takes 180 MB and not 720 MB;
     `as_input` makes them floats.
     """

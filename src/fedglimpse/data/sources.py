@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedglimpse import rng
-from fedglimpse.data import official
+from fedglimpse.data import readers as official
+from fedglimpse.data.custom import is_own, load_own
 from fedglimpse.data.dataset import Dataset
-from fedglimpse.data.own import is_own, load_own
 from fedglimpse.data.partition import stratified_sample
 from fedglimpse.errors import UserError, nearest
 

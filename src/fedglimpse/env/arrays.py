@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedglimpse.agent.inputs import finite
 from fedglimpse.env.stepper import LaneStepper, Look, Step
 from fedglimpse.errors import UserError
+from fedglimpse.federation.visibility import MobileServer, Overlapping
 from fedglimpse.methods.base import top_slots
-from fedglimpse.rl.observation import finite
 from fedglimpse.types import View, Visibility
-from fedglimpse.visibility import MobileServer, Overlapping
 
 Array = npt.NDArray[Any]
 Observation = dict[str, Array]

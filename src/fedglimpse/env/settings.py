@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedglimpse import needs as catalogue
-from fedglimpse.config import Config
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
+from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, nearest
+from fedglimpse.federation import reports as catalogue
 
 EPISODE_PARTS = ("partition", "visibility", "model")  # what a new seed can change
 TARGETS = ("test", "proxy")

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from fedglimpse.config import Config
+from fedglimpse.config.schema import Config
 from fedglimpse.env.arrays import Array, Observation, Shape, info_of, observations, slots_of
 from fedglimpse.env.episodes import Episodes
 from fedglimpse.env.settings import EPISODE_PARTS, settings_of

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.builder import Parts, world_of
+from fedglimpse.agent.history import History
 from fedglimpse.env.settings import Settings
 from fedglimpse.errors import UserError
 from fedglimpse.methods.base import Stateless
-from fedglimpse.rl.history import History
-from fedglimpse.sim.world import Lane
+from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.simulation.world import Lane
 from fedglimpse.types import Choice, Outcome, View, Visibility
 
 NOBODY: Mapping[int, int] = MappingProxyType({})

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from fedglimpse.config import Config
+from fedglimpse.config.schema import Config
 from fedglimpse.env.arrays import Array, Observation, Shape, info_of, observations, slots_of
 from fedglimpse.env.episodes import Episodes
 from fedglimpse.env.settings import EPISODE_PARTS, settings_of

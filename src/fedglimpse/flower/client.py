@@ -20,7 +20,8 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedglimpse.errors import UserError
-from fedglimpse.flower import wire
+from fedglimpse.federation.state import Layout
+from fedglimpse.flower import messages as wire
 from fedglimpse.flower.device import (
     ALONE,
     OBJECTIVES,
@@ -33,7 +34,6 @@ from fedglimpse.flower.device import (
     asked,
     local_training,
 )
-from fedglimpse.layout import Layout
 from fedglimpse.types import LocalObjective
 
 __all__ = ["client_app", "local_training"]

@@ -1,4 +1,6 @@
-"""What a device computes: local training, and the reports that a method asks for.
+"""The sketch of a device: the simulator's projection; only a small matrix is kept in memory.
+
+What a device computes: local training, and the reports that a method asks for.
 
 Everything here is the simulator's own code on the data of one client.
 """
@@ -7,27 +9,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.config import LocalConfig, SketchConfig
+from fedglimpse.config.schema import LocalConfig, SketchConfig
 from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.population import Population
-from fedglimpse.engine import recipe_of
-from fedglimpse.flower.projection import projection
-from fedglimpse.flower.wire import section
-from fedglimpse.layout import Layout
-from fedglimpse.needs import CATALOGUE
-from fedglimpse.sim.clients import TrainedClients
-from fedglimpse.sim.evaluate import Evaluator
-from fedglimpse.sim.gradients import distance, mean_gradient
-from fedglimpse.sim.jobs import Examples, Jobs
-from fedglimpse.sim.reports import Reporter
-from fedglimpse.sim.serial import SerialTrainer
+from fedglimpse.federation.models import head_entries
+from fedglimpse.federation.reports import CATALOGUE
+from fedglimpse.federation.sketches import Scale, Sketch, build_sketch
+from fedglimpse.federation.state import Layout
+from fedglimpse.flower.messages import section
+from fedglimpse.simulation.client_reports import Reporter
+from fedglimpse.simulation.evaluation import Evaluator
+from fedglimpse.simulation.gradients import distance, mean_gradient
+from fedglimpse.simulation.trained_clients import TrainedClients
+from fedglimpse.simulation.trainers.choose import recipe_of
+from fedglimpse.simulation.trainers.jobs import Examples, Jobs
+from fedglimpse.simulation.trainers.serial import SerialTrainer
 from fedglimpse.types import LocalObjective
+
+SHARED_SEED = 0  # of the projection; the simulator's, so that policies can travel
+KEPT = 2**24  # floats of a matrix that stays in memory: a process may serve many messages
+
+
+def projection(settings: SketchConfig, layout: Layout) -> Callable[[Tensor], Tensor]:
+    """Return the map from parameters `[..., num_params]` to sketches `[..., D]`.
+
+    Args:
+        settings: `sketch.*` of the run.
+        layout: of the model.
+    """
+    entries = head_entries(layout) if settings.parameters == "head" else layout.params
+    index = torch.cat([torch.arange(e.start, e.stop) for e in entries])
+    sketch = _built(settings.kind, len(index), settings.size, cast(Scale, settings.scale))
+    return lambda rows: sketch(rows[..., index])
+
+
+@lru_cache(maxsize=1)
+def _built(kind: str, size_in: int, size_out: int, scale: Scale) -> Sketch:
+    cached = size_in * size_out <= KEPT
+    return build_sketch(kind, size_in, size_out, SHARED_SEED, scale=scale, cached=cached)
+
 
 Settings = Mapping[str, Any]  # what `train` and `data` are told: the server's and the node's keys
 Train = Callable[[nn.Module, Settings], Mapping[str, float]]

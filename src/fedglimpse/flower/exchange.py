@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedglimpse.flower import wire
+from fedglimpse.flower import messages as wire
 
 SILENT = "no answer"
 LONGEST = 50  # a pause grows to so many times the first

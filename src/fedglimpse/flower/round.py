@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fedglimpse import rng
-from fedglimpse.flower import wire
-from fedglimpse.flower.desk import Desk, Upload
-from fedglimpse.flower.federation import Federation
-from fedglimpse.flower.ledger import Sheet
-from fedglimpse.sim.clients import TrainedClients
-from fedglimpse.sim.lane import check_choice
-from fedglimpse.sim.merge import stepped
+from fedglimpse.flower import messages as wire
+from fedglimpse.flower.clients import Federation
+from fedglimpse.flower.requests import Desk, Upload
+from fedglimpse.flower.round_log import Sheet
+from fedglimpse.simulation.lane import check_choice
+from fedglimpse.simulation.merge import stepped
+from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.types import Choice, Outcome, Update, View
 
 

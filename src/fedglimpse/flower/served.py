@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedglimpse import needs as catalogue
-from fedglimpse.config import Config
+from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
+from fedglimpse.federation import reports as catalogue
+from fedglimpse.federation.reports import CATALOGUE, PERMISSION
 from fedglimpse.flower.device import asked
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
-from fedglimpse.needs import CATALOGUE, PERMISSION
-from fedglimpse.sim.lane import check_method
+from fedglimpse.simulation.lane import check_method
 from fedglimpse.types import Method
 
 FROM_STATES = frozenset({"delta_similarity", "proxy_logits"})  # only the server can compute them

@@ -1,4 +1,11 @@
-"""A Flower strategy: an existing app changes its strategy line, and its client.
+"""A user's mistake in a Flower app ends in one sentence, as on the command line.
+
+Flower takes an exception of a server app as the failure of its run, and writes the traceback to
+the log. The first is right and stays as it is: a `SystemExit` would end the process without a word
+to the SuperLink, and Flower's simulation would count it as success. The second tells a user
+nothing, so that the sentence takes its place.
+
+A Flower strategy: an existing app changes its strategy line, and its client.
 
 strategy = GlimpseStrategy({"method": "glimpse", "data.clients": 10}, problem, out="run")
 result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=50)
@@ -6,6 +13,7 @@ result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,13 +24,29 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
-from fedglimpse.config import Config
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
+from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, nearest
-from fedglimpse.flower.engine import Finished, Problem, Server, Terms, log
-from fedglimpse.flower.mistakes import say_mistakes_plainly
-from fedglimpse.flower.wire import section
-from fedglimpse.layout import Layout
+from fedglimpse.federation.state import Layout
+from fedglimpse.flower.messages import section
+from fedglimpse.flower.server import Finished, Problem, Server, Terms, log
+
+FLOWER = "flwr"  # Flower's logger
+
+
+def say_mistakes_plainly() -> None:
+    """Let Flower's log say a UserError without its traceback; once or more often is the same."""
+    logging.getLogger(FLOWER).addFilter(_plainly)
+
+
+def _plainly(record: logging.LogRecord) -> bool:
+    """Put the sentence in the place of what Flower says of a UserError; all is logged."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, UserError):
+        record.msg, record.args = "fedglimpse: %s", (str(error),)
+        record.exc_info = record.exc_text = None
+    return True
+
 
 __all__ = ["GlimpseStrategy", "Problem", "Terms", "from_run_config"]
 

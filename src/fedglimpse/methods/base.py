@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglimpse.aggregate import TemporalWindow
-from fedglimpse.config import Config
-from fedglimpse.configure import options_of
+from fedglimpse.config.loading import options_of
+from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
-from fedglimpse.needs import PERMISSION
+from fedglimpse.federation.aggregation import TemporalWindow
+from fedglimpse.federation.reports import PERMISSION
 from fedglimpse.types import Choice, Method, Outcome, View
 
 T = TypeVar("T")

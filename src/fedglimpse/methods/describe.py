@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedglimpse.configure import resolve
+from fedglimpse.config.loading import resolve
+from fedglimpse.federation.reports import CATALOGUE, ORACLES, Sizes, trains_before_choice
 from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.methods.registry import reads
-from fedglimpse.needs import CATALOGUE, ORACLES, Sizes, trains_before_choice
 
 
 @dataclass(frozen=True)

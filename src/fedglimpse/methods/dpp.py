@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.agent.inputs import finite
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
 from fedglimpse.methods.subsets import Value, greedy_subset
-from fedglimpse.rl.observation import finite
 from fedglimpse.types import Choice, Method, View
 
 RIDGE = 1e-6  # on the diagonal: two equal updates leave the determinant above zero

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless, one_of, require, top_slots
 from fedglimpse.types import Choice, Method, Outcome, View
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, require
-from fedglimpse.methods.stored_features import QOptions, QSelector
+from fedglimpse.methods.learners.stored_features import QOptions, QSelector
 from fedglimpse.types import Method, Outcome
 
 

@@ -5,7 +5,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 from __future__ import annotations
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom
 from fedglimpse.types import Method
 

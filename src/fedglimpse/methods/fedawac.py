@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse.aggregate import TemporalWindow, weighted_delta
+from fedglimpse.federation.aggregation import TemporalWindow, weighted_delta
 from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom, one_of, require
 from fedglimpse.types import Method, Update
 

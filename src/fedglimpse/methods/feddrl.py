@@ -18,7 +18,7 @@ from functools import partial
 from torch import Tensor
 
 from fedglimpse.methods.base import MethodInfo, Setting, require
-from fedglimpse.methods.learned_weights import (
+from fedglimpse.methods.learners.learned_weights import (
     LearnedWeights,
     RewardedRandom,
     WeightAgent,

@@ -8,7 +8,7 @@ reward; see docs/methods/fedppo.md.
 from __future__ import annotations
 
 from fedglimpse.methods.base import MethodInfo, Setting
-from fedglimpse.methods.learned_weights import (
+from fedglimpse.methods.learners.learned_weights import (
     LearnedWeights,
     RewardedRandom,
     WeightAgent,

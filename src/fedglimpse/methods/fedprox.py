@@ -9,7 +9,7 @@ norms, as in the code of the paper this package follows (its mu is 0.0005).
 
 from __future__ import annotations
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom
 from fedglimpse.types import LocalObjective, Method
 

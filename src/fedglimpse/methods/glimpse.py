@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedglimpse.agent.agent import Agent, Glance
+from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.explore import Ask, Picked, epsilon, pick_each
+from fedglimpse.agent.memory import Round
+from fedglimpse.agent.policy import check_lessons, check_sketch, read_policy
+from fedglimpse.agent.proof import Proof
+from fedglimpse.agent.reward import Shaping
+from fedglimpse.agent.starts import Starts
+from fedglimpse.agent.team import Team
 from fedglimpse.methods.base import MethodInfo, Setting
-from fedglimpse.rl.agent import Agent, Glance
-from fedglimpse.rl.config import AgentConfig
-from fedglimpse.rl.explore import Ask, Picked, epsilon, pick_each
-from fedglimpse.rl.policy import check_lessons, check_sketch, read_policy
-from fedglimpse.rl.proof import Proof
-from fedglimpse.rl.replay import Round
-from fedglimpse.rl.shaping import Shaping
-from fedglimpse.rl.starts import Starts
-from fedglimpse.rl.team import Team
 from fedglimpse.types import Choice, Method, Outcome, View
 
 ATTENTION_EVERY = 10  # rounds between records of the attention weights, which are many

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import (
     WEIGHTS,
     MethodInfo,

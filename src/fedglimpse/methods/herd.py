@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.agent.inputs import finite
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
 from fedglimpse.methods.subsets import Value, best_subset
-from fedglimpse.rl.observation import finite
 from fedglimpse.types import Choice, Method, View
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom, one_of, require
 from fedglimpse.types import Method, Outcome, Update
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
 from fedglimpse.methods.subsets import Value, best_subset
 from fedglimpse.types import Choice, Method, View

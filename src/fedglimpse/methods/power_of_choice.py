@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedglimpse.aggregate import WeightedDelta
+from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import (
     WEIGHTS,
     MethodInfo,

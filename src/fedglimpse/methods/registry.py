@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from fedglimpse.aggregate import TemporalWindow, WeightedDelta
-from fedglimpse.config import Config
+from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, nearest
+from fedglimpse.federation.aggregation import TemporalWindow, WeightedDelta
+from fedglimpse.federation.reports import ORACLES, PERMISSION, check_permission
 from fedglimpse.methods.base import Build, MethodInfo, Setting
-from fedglimpse.needs import ORACLES, PERMISSION, check_permission
 from fedglimpse.plugins import load_callable
 from fedglimpse.types import Method
 

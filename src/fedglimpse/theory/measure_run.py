@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.builder import build_world
-from fedglimpse.config import Config
+from fedglimpse.config.schema import Config
 from fedglimpse.data.population import Population
 from fedglimpse.errors import UserError
-from fedglimpse.records import CLIENTS, stored_config, write_atomically, writing
-from fedglimpse.study.load import read_records
+from fedglimpse.runs.build import build_world
+from fedglimpse.runs.folder import CLIENTS, stored_config, write_atomically, writing
+from fedglimpse.runs.kept_models import kept_models, load_models
+from fedglimpse.studies.results.load import read_records
 from fedglimpse.theory.bound import Constants, QConstants
 from fedglimpse.theory.estimate import Point, Recipe, measure
-from fedglimpse.theory.models import kept_models, load_models
 from fedglimpse.theory.panel import FILE, LanePanel, Panel
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglimpse import rng
-from fedglimpse.summary import Estimate
+from fedglimpse.runs.summary import Estimate
 from fedglimpse.theory.panel import LanePanel, Panel
 from fedglimpse.theory.text import table
 

@@ -1,0 +1,151 @@
+"""A trained policy as an artefact: what travels from one run to another.
+
+A policy is the online network with its settings. It holds no replay store and no optimizer state,
+so it is small and says nothing about single rounds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedglimpse.agent.config import ARCHITECTURE, AgentConfig
+from fedglimpse.agent.identity import TableIdentity
+from fedglimpse.agent.network import QNetwork
+from fedglimpse.errors import UserError
+
+_TABLE = "identity.weight"
+_AUXILIARY = "histogram_head."
+
+
+def pack(net: QNetwork, config: AgentConfig, sizes: dict[str, int], known: int) -> dict[str, Any]:
+    """Describe a policy with tensors and plain values only.
+
+    Args:
+        net: the online network.
+        config: what it was built with.
+        sizes: the other numbers it was built with: "sketch_dim" and "num_classes".
+        known: ids below this one were seen; rows of the identity table beyond it mean nothing.
+    """
+    weights = {name: value.detach().cpu().clone() for name, value in net.state_dict().items()}
+    if isinstance(net.identity, TableIdentity):
+        weights[_TABLE] = weights[_TABLE][:known].clone()
+    return {"agent": asdict(config), **sizes, "known_ids": known, "network": weights}
+
+
+def check(policy: dict[str, Any], config: AgentConfig, sizes: dict[str, int]) -> None:
+    """Raise UserError where the policy does not fit an agent built from `config` and `sizes`."""
+    theirs_all = {**asdict(AgentConfig()), **policy["agent"]}  # older policies lack newer keys
+    pairs = {f"agent.{key}": (theirs_all[key], getattr(config, key)) for key in ARCHITECTURE}
+    pairs["sketch.size"] = (policy["sketch_dim"], sizes["sketch_dim"])
+    for key, (theirs, ours) in pairs.items():
+        _check_same(key, theirs, ours)
+    classes = policy["num_classes"]
+    if config.q_output == "per_class" and classes != sizes["num_classes"]:
+        raise UserError(
+            f"The policy has a Q for each of {classes} classes, this run has "
+            f"{sizes['num_classes']}: load another policy."
+        )
+
+
+def check_lessons(policy: dict[str, Any], config: AgentConfig) -> None:
+    """Raise UserError where an agent would learn on from rewards of another kind."""
+    theirs = policy["agent"].get("reward", AgentConfig.reward)  # older policies lack the key
+    _check_same("agent.reward", theirs, config.reward)
+
+
+def check_sketch(policy: dict[str, Any], sketch: Mapping[str, Any]) -> None:
+    """Raise UserError where a policy has learnt from other sketches; older ones do not say."""
+    for key, theirs in policy.get("sketch", {}).items():
+        _check_same(f"sketch.{key}", theirs, sketch[key])
+
+
+def _check_same(key: str, theirs: Any, ours: Any) -> None:
+    if theirs != ours:
+        raise UserError(
+            f"The policy was trained with {key}={theirs}, this run has {key}={ours}: "
+            f"set {key}={theirs} or load another policy."
+        )
+
+
+def unpack(policy: dict[str, Any], net: QNetwork) -> None:
+    """Copy a policy's weights into `net`; clients it never met keep their fresh identities."""
+    own, weights = net.state_dict(), dict(policy["network"])
+    if isinstance(net.identity, TableIdentity):
+        known = weights[_TABLE]
+        net.identity.grow(len(known))
+        table = net.identity.weight.detach().clone()
+        table[: len(known)] = known
+        weights[_TABLE] = table
+    for name in {*own, *weights}:  # the auxiliary head only helps training: optional
+        fits = name in own and name in weights and own[name].shape == weights[name].shape
+        if name.startswith(_AUXILIARY) and not fits:
+            weights.pop(name, None)
+            if name in own:
+                weights[name] = own[name]
+    net.load_state_dict(weights)
+
+
+def read_policy(path: str) -> dict[str, Any]:
+    """Read a policy that `agent.save` wrote."""
+    try:
+        policy = torch.load(path, map_location="cpu", weights_only=True)
+        if not {"agent", "network", "known_ids"} <= policy.keys():
+            raise KeyError
+    except FileNotFoundError:
+        there = sorted(Path(path).parent.glob(f"{Path(path).stem}-*{Path(path).suffix}"))
+        hint = (
+            f"there is {there[0]}, of one of several seeds"
+            if there
+            else ("a run with agent.save=FILE writes one")
+        )
+        raise UserError(f"agent.load={path}: there is no such file; {hint}.") from None
+    except Exception as error:
+        raise UserError(
+            f"agent.load={path} is not a policy ({type(error).__name__}): give a file that "
+            "agent.save wrote."
+        ) from None
+    return dict(policy)
+
+
+def check_use(save: str, load: str, method: str, selector: object) -> None:
+    """Raise UserError where a policy is asked for that the method has not, or has no place for."""
+    for key, path in (("save", save), ("load", load)):
+        if path and not hasattr(selector, "policy"):
+            raise UserError(
+                f"agent.{key}={path}, but method={method} learns no policy: use method=glimpse or "
+                f"leave agent.{key} out."
+            )
+    if save:
+        check_place(save)
+
+
+def check_place(path: str, asked: str = "agent.save") -> None:
+    """Raise UserError where a policy could not be written, before it is learnt."""
+    target = Path(path).absolute()
+    there = next(folder for folder in target.parents if folder.exists())
+    if target.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(
+            f"{asked}={path} cannot be written: name a file in a folder where you may write."
+        )
+
+
+def write_policy(policy: dict[str, Any], path: str, seed: int = 0, seeds: int = 1) -> Path:
+    """Write a policy; where a run has several seeds, each file name ends in its seed."""
+    target = Path(path)
+    if seeds > 1:
+        target = target.with_name(f"{target.stem}-{seed}{target.suffix}")
+    temporary = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(policy, temporary)
+        temporary.replace(target)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"The policy {path} cannot be written ({error}): name another.") from None
+    return target

@@ -1,0 +1,111 @@
+"""`fedglimpse sweep`: many runs from one file, in a folder that can be gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedglimpse.config.loading import parse_words
+from fedglimpse.errors import UserError
+from fedglimpse.studies.sweep import local
+from fedglimpse.studies.sweep.plan import read_plan
+from fedglimpse.studies.sweep.runner import Ended, How, Play, run_sweep
+
+SHOWN_FAILURES = 10
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A sweep file, such as experiments/quick.toml.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results; default: runs/FILE.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Stop cleanly before so many seconds have passed.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="key=value: only these cells; setting, variant, seed or any key."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value of engine.*, checkpoint.* or log.*."),
+    ] = None,
+    lanes: Annotated[str, typer.Option(help="Most cells side by side, or auto.")] = "auto",
+    reuse: Annotated[
+        list[Path] | None, typer.Option(help="Take finished cells from that sweep's folder too.")
+    ] = None,
+    without: Annotated[
+        list[Path] | None,
+        typer.Option(help="Leave out runs that this stored study or sweep has finished."),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try cells again that failed before.")
+    ] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Use the file's [smoke] table: a run of seconds.")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="local, or ray: an existing Ray cluster.")] = "local",
+    address: Annotated[str, typer.Option(help="Of the Ray cluster.")] = "auto",
+    gpus: Annotated[
+        float | None, typer.Option(help="ray: GPUs of a pack, such as 0.5; default: 1 if any.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(help="ray: CPUs of a pack.")] = 1.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Run a grid of methods, settings and seeds: fedglimpse sweep FILE.toml --out DIR.
+
+    The same command goes on where it stopped, on another machine too.
+    """
+    folder = out or Path("runs") / file.stem
+    how = How(
+        only=only or (),
+        budget=budget,
+        lanes=read_lanes(lanes),
+        extra=parse_words(settings or ()),
+        reuse=reuse or (),
+        without=without or (),
+        retry_failed=retry_failed,
+        quiet=quiet,
+    )
+    plan = read_plan(file, smoke)
+    ended = run_sweep(plan, folder, how, engine_of(engine, address, gpus, cpus))
+    tell(ended, folder)
+
+
+def engine_of(engine: str, address: str, gpus: float | None, cpus: float) -> Play:
+    """Return where packs are computed."""
+    if engine == "local":
+        return local.play
+    if engine != "ray":
+        raise UserError(f"--engine {engine} is unknown: use local or ray.")
+    from fedglimpse.studies.sweep.cluster import Cluster
+
+    return Cluster(address, gpus=gpus, cpus=cpus).play
+
+
+def read_lanes(text: str) -> int | None:
+    """Return the most cells in a pack, None for auto."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise UserError(f"--lanes {text} must be a whole number of 1 or more, or auto.")
+    return int(text)
+
+
+def tell(ended: Ended, folder: Path) -> None:
+    """Say how far it came; ends with code 1 where cells failed, 130 where it was interrupted."""
+    if ended.reused:
+        typer.echo(f"{ended.reused} cells were taken from other sweeps")
+    if ended.left_out:
+        typer.echo(f"{ended.left_out} cells were left out: other studies have their runs")
+    typer.echo(f"{ended.done} cells done, {ended.left} left, {len(ended.failed)} failed: {folder}")
+    for cell, reason in list(ended.failed.items())[:SHOWN_FAILURES]:
+        typer.echo(f"failed: {cell}: {reason}", err=True)
+    if ended.left:
+        typer.echo("Go on with the same command.", err=True)
+    if ended.interrupted and ended.left:
+        raise typer.Exit(130)
+    if ended.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,8 @@
+"""What every federation consists of, simulated or real.
+
+Who is visible (`visibility.py`, `traces.py`), client models and their flat states (`models.py`,
+`state.py`),
+what clients may report (`reports.py`, `sketches.py`), how updates merge (`aggregation.py`), what a
+round costs (`costs.py`). Begin with `aggregation.py`. May import `config.plugins`, `errors`, `rng`,
+`types`.
+"""

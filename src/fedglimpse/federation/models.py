@@ -1,0 +1,188 @@
+"""Client models: plain `nn.Sequential`, so that the copies of many clients can be stacked.
+
+The networks are those of the paper's release: convolution, ReLU and then normalisation, and two
+dense layers without an activation between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedglimpse.errors import UserError, nearest
+from fedglimpse.federation.state import Entry, Layout
+from fedglimpse.plugins import load_callable, users_fault
+
+Norm = Literal["batch", "group"]
+Shape = tuple[int, ...]
+_GROUPS = 8
+
+
+def cifar_cnn(norm: Norm = "batch", num_classes: int = 10) -> nn.Sequential:
+    """Six 3x3 convolutions and two dense layers for 3x32x32 images; 552,362 floats of state."""
+    return nn.Sequential(
+        *_conv(3, 32, norm),
+        *_conv(32, 32, norm),
+        nn.MaxPool2d(2),
+        *_conv(32, 64, norm),
+        *_conv(64, 64, norm),
+        nn.MaxPool2d(2),
+        *_conv(64, 128, norm),
+        *_conv(128, 128, norm),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2048, 128),
+        nn.Linear(128, num_classes),
+    )
+
+
+def fashion_cnn(norm: Norm = "batch", num_classes: int = 10) -> nn.Sequential:
+    """Two 3x3 convolutions and two dense layers for 1x28x28 images; 315,530 floats of state."""
+    return nn.Sequential(
+        *_conv(1, 32, norm),
+        nn.MaxPool2d(2),
+        *_conv(32, 64, norm, padding=0),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2304, 128),
+        nn.Linear(128, num_classes),
+    )
+
+
+def har_mlp(norm: Norm = "batch", num_classes: int = 6) -> nn.Sequential:
+    """Three dense layers for 561 features of motion sensors; 179,078 floats of state."""
+    return nn.Sequential(
+        *_dense(561, 256, norm), *_dense(256, 128, norm), nn.Linear(128, num_classes)
+    )
+
+
+def digits_mlp(norm: Norm = "batch", num_classes: int = 10) -> nn.Sequential:
+    """Two dense layers for 8x8 digits: small enough for tests and first steps."""
+    return nn.Sequential(nn.Flatten(), *_dense(64, 64, norm), nn.Linear(64, num_classes))
+
+
+def synthetic_mlp(features: int, num_classes: int, norm: Norm = "batch") -> nn.Sequential:
+    """Two dense layers for flat features of any number."""
+    return nn.Sequential(nn.Flatten(), *_dense(features, 32, norm), nn.Linear(32, num_classes))
+
+
+_MODELS: dict[str, Callable[[Norm, int], nn.Sequential]] = {
+    "cifar10": cifar_cnn,
+    "fashion": fashion_cnn,
+    "har": har_mlp,
+    "hapt": har_mlp,
+    "digits": digits_mlp,
+}
+MODELS = (*_MODELS, "synthetic")
+
+
+def build_model(name: str, norm: str, input_shape: Shape, num_classes: int) -> nn.Module:
+    """Build the model of a dataset, or a user's own, and check that it takes the data.
+
+    Weights come from torch's default generator: call within `rng.isolated`.
+
+    Args:
+        name: a dataset of `MODELS`, or "pkg.mod:factory", a callable without arguments.
+        norm: "batch" or "group"; a user's own model has its own.
+        input_shape: of one example, without the batch.
+        num_classes: C.
+
+    Raises:
+        UserError: for an unknown name or norm, or a model that does not fit the data.
+    """
+    if norm not in ("batch", "group"):
+        raise UserError(f"Normalisation '{norm}' is unknown; use 'batch' or 'group'.")
+    kind: Norm = "batch" if norm == "batch" else "group"
+    if ":" in name:
+        model = _load(name)
+    elif name == "synthetic":
+        model = synthetic_mlp(math.prod(input_shape), num_classes, kind)
+    elif name in _MODELS:
+        model = _MODELS[name](kind, num_classes)
+    else:
+        raise UserError(
+            f"Model '{name}' is unknown.{nearest(name, MODELS)} Known: {', '.join(MODELS)}, "
+            "or your own as 'pkg.mod:factory'."
+        )
+    _check_fit(name, model, input_shape, num_classes)
+    return model
+
+
+def head_entries(layout: Layout) -> tuple[Entry, ...]:
+    """Return the model's head: the dense layers after the last convolution.
+
+    A model without convolutions is all head; one that ends in a convolution has that as its head.
+    """
+    convs = [e.stop for e in layout.params if len(e.shape) > 2]
+    if not convs:
+        return layout.params
+    after = [e for e in layout.params if e.start >= max(convs)]
+    dense = {_owner(e) for e in after if len(e.shape) == 2}
+    head = dense or {_owner(e) for e in layout.params if e.stop == max(convs)}
+    return tuple(e for e in layout.params if _owner(e) in head and e.stop >= max(convs))
+
+
+def _owner(entry: Entry) -> str:
+    return entry.name.rpartition(".")[0]
+
+
+def _norm(norm: Norm, width: int, conv: bool) -> nn.Module:
+    if norm == "group":
+        return nn.GroupNorm(math.gcd(_GROUPS, width), width)
+    return nn.BatchNorm2d(width) if conv else nn.BatchNorm1d(width)
+
+
+def _conv(inputs: int, width: int, norm: Norm, padding: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, width, 3, padding=padding), nn.ReLU(), _norm(norm, width, True)]
+
+
+def _dense(inputs: int, width: int, norm: Norm) -> list[nn.Module]:
+    return [nn.Linear(inputs, width), nn.ReLU(), _norm(norm, width, False)]
+
+
+def _load(name: str) -> nn.Module:
+    """Call the user's factory "pkg.mod:factory"."""
+    factory = load_callable(name, "model.name")
+    model = factory()
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"Model '{name}' returned {type(model).__name__}, not a torch nn.Module: return the "
+            "model."
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(
+            f"Model '{name}' has no parameters to train: give it a layer such as nn.Linear."
+        )
+    return model
+
+
+def _check_fit(name: str, model: nn.Module, input_shape: Shape, num_classes: int) -> None:
+    """Raise UserError unless one example of the data gives one score for each class."""
+    training = model.training
+    try:
+        with torch.no_grad():
+            scores = model.eval()(torch.zeros(1, *input_shape))
+    except Exception as error:
+        fault = users_fault(error)
+        if fault is None and not isinstance(error, RuntimeError | ValueError):
+            raise
+        reason = fault or " ".join(str(error).splitlines()[:1])
+        raise UserError(
+            f"Model '{name}' does not take examples of shape {input_shape}: {reason}"
+        ) from None
+    model.train(training)
+    if not isinstance(scores, torch.Tensor):
+        raise UserError(
+            f"Model '{name}' gives a {type(scores).__name__}, not a tensor of scores: return the "
+            f"scores of {num_classes} classes alone."
+        )
+    shape = tuple(scores.shape)
+    if shape != (1, num_classes):
+        raise UserError(
+            f"Model '{name}' gives scores of shape {shape[1:]} for {num_classes} classes; "
+            f"end it with a layer of width {num_classes}."
+        )

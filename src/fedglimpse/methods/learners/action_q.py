@@ -1,0 +1,152 @@
+"""Deep Q-learning of one of a few actions for each client, from that client's own features.
+
+It is the learner of `rl.dqn` with actions in the place of clients: a row is one client, its set of
+chosen "members" is the one action it got.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedglimpse import rng
+from fedglimpse.agent.flops import update_flops
+from fedglimpse.agent.learner import Batch, DoubleDQN
+
+
+class ClientObs(NamedTuple):
+    """One client in each row."""
+
+    features: Tensor  # [B, F]
+    mask: Tensor  # [B, A] True: every action can be taken
+
+
+class ActionQ(nn.Module):
+    """Q of every action, by two hidden layers."""
+
+    def __init__(self, features: int, hidden: int, actions: int, seed: int) -> None:
+        """Build with weights drawn from `seed` alone."""
+        super().__init__()
+        with rng.isolated(seed, "action-q"):
+            self.layers = nn.Sequential(
+                nn.Linear(features, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, actions),
+            )
+
+    def forward(self, obs: ClientObs) -> Tensor:
+        """Return Q `[B, A]`."""
+        return self.layers(obs.features)
+
+
+class ActionAgent:
+    """Takes actions for clients and learns from (state, action, reward, next state)."""
+
+    def __init__(
+        self,
+        features: int,
+        actions: int,
+        *,
+        seed: int,
+        hidden: int,
+        gamma: float,
+        lr: float,
+        buffer: int,
+        batch: int,
+        sync: int,
+    ) -> None:
+        """Start without experience.
+
+        Args:
+            features: F of a client.
+            actions: A.
+            seed: of the run.
+            hidden: units of both hidden layers.
+            gamma: discount.
+            lr: step size of Adam.
+            buffer: transitions that are kept.
+            batch: transitions in a mini-batch; nothing is learnt from fewer.
+            sync: updates between two copies of the online into the target network.
+        """
+        self.seed, self.gamma, self.batch, self.sync = seed, gamma, batch, sync
+        self.actions, self.count, self.updates = actions, 0, 0
+        self.flops = 2 * hidden * (features + hidden + actions)  # of one client
+        self.rows = {
+            "state": torch.zeros(buffer, features),
+            "action": torch.zeros(buffer, dtype=torch.int64),
+            "reward": torch.zeros(buffer),
+            "after": torch.zeros(buffer, features),
+        }
+        net = ActionQ(features, hidden, actions, seed)
+        self.learner = DoubleDQN(
+            net, lr=lr, weight_decay=0.0, tau=0.0, grad_clip=1.0, loss="smooth_l1", optimizer="adam"
+        )
+
+    @torch.no_grad()
+    def act(self, features: Tensor, ids: Tensor, round_num: int, epsilon: float) -> Tensor:
+        """Return an action for every client `[K]`: the best one, or with `epsilon` a random one.
+
+        Every client has its own draws, so that the order of clients does not matter.
+        """
+        best = self.learner.online(self._observe(features)).argmax(dim=1).tolist()
+        taken = []
+        for client, action in zip(ids.tolist(), best, strict=True):
+            draw = rng.generator(self.seed, "action-q", round_num, client)
+            explore = bool(torch.rand((), generator=draw) < epsilon)
+            taken.append(
+                int(torch.randint(self.actions, (), generator=draw)) if explore else action
+            )
+        return torch.tensor(taken)
+
+    def add(self, **values: Tensor) -> None:
+        """Store K transitions, `state`, `action`, `reward` and `after`, over the oldest ones."""
+        rows = (torch.arange(len(values["action"])) + self.count) % len(self.rows["action"])
+        for name, value in values.items():
+            self.rows[name][rows] = value
+        self.count += len(rows)
+
+    def learn(self, round_num: int) -> tuple[float | None, int]:
+        """Take one step on one mini-batch; returns the TD loss and the FLOPs."""
+        stored = min(self.count, len(self.rows["action"]))
+        if stored < self.batch:
+            return None, 0
+        draw = rng.generator(self.seed, "action-q-replay", round_num)
+        rows = torch.randperm(stored, generator=draw)[: self.batch]
+        batch = Batch(
+            obs=self._observe(self.rows["state"][rows]),
+            chosen=F.one_hot(self.rows["action"][rows], self.actions).bool(),
+            returns=self.rows["reward"][rows],
+            discount=torch.full((len(rows),), self.gamma),
+            next_obs=self._observe(self.rows["after"][rows]),
+            next_k=torch.ones(len(rows), dtype=torch.int64),
+        )
+        loss = self.learner.update(batch)
+        self.updates += 1
+        if self.updates % self.sync == 0:
+            self.learner.follow(1.0)
+        forward = len(rows) * self.flops
+        return float(loss), update_flops(forward, forward)
+
+    def _observe(self, features: Tensor) -> ClientObs:
+        return ClientObs(features, torch.ones(len(features), self.actions, dtype=torch.bool))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue: tensors and plain values, copied."""
+        used = min(self.count, len(self.rows["action"]))
+        rows = {name: values[:used] for name, values in self.rows.items()}
+        counts = {"count": self.count, "updates": self.updates}
+        return deepcopy({"learner": self.learner.state_dict(), "rows": rows, **counts})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.learner.load_state_dict(deepcopy(state["learner"]))
+        self.count, self.updates = state["count"], state["updates"]
+        for name, saved in state["rows"].items():
+            self.rows[name].zero_()
+            self.rows[name][: len(saved)] = saved

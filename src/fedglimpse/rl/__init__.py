@@ -1,1 +1,0 @@
-"""The reinforcement-learning parts that methods are built from."""

@@ -1,0 +1,93 @@
+"""Blocks of layers, for methods that train one block at a time and leave the others frozen.
+
+Distillation from the model a client received, as part of its local loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_WEIGHT_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+Block = tuple[str, ...]  # names of layers
+
+
+def blocks_of(model: nn.Module) -> list[Block]:
+    """Split a model into blocks, in its own order.
+
+    A block is a weight layer (dense or convolution) and the layers with parameters or buffers
+    that follow it: its normalisation. What comes before the first weight layer joins that one.
+    """
+    blocks: list[list[str]] = [[]]
+    started = False
+    for name, layer in model.named_modules():
+        if not _owns_tensors(layer):
+            continue
+        if isinstance(layer, _WEIGHT_LAYERS):
+            if started:
+                blocks.append([])
+            started = True
+        blocks[-1].append(name)
+    return [tuple(block) for block in blocks]
+
+
+def serpentine(visit: int, count: int) -> int:
+    """Return the block that visit number `visit` trains, of `count` blocks.
+
+    Visits go up through the blocks and down again: 0, 1, .., n-1, n-1, .., 1, 0, 0, 1, ...
+    """
+    at = visit % (2 * count)
+    return at if at < count else 2 * count - 1 - at
+
+
+def layer_of(entry: str) -> str:
+    """Return the layer that a tensor of the state belongs to: "3.weight" is of "3"."""
+    return entry.rpartition(".")[0]
+
+
+@contextmanager
+def training_only(model: nn.Module, block: Collection[str]) -> Iterator[None]:
+    """Train only the layers of `block` inside the context; the model is in training mode.
+
+    The others get no gradients, and their BatchNorms use and keep their running statistics: a
+    frozen block is the same function in training and in evaluation.
+    """
+    others = [m for name, m in model.named_modules() if _owns_tensors(m) and name not in block]
+    frozen = [p for m in others for p in m.parameters(recurse=False) if p.requires_grad]
+    for layer in others:
+        layer.training = False
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        model.train()
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def _owns_tensors(layer: nn.Module) -> bool:
+    return any(True for _ in layer.parameters(recurse=False)) or any(
+        True for _ in layer.buffers(recurse=False)
+    )
+
+
+def distillation(logits: Tensor, teacher: Tensor, temperature: Tensor) -> Tensor:
+    """Return T^2 KL(softmax(teacher / T) || softmax(logits / T)) of every example.
+
+    The factor T^2 keeps gradients at the scale of the cross-entropy for every temperature.
+
+    Args:
+        logits: of the model in training.  # [..., B, C]
+        teacher: of the frozen model.  # [..., B, C]
+        temperature: T.  # [...], one for each batch
+    """
+    heat = temperature[..., None, None]  # float32, so that bf16 logits are promoted
+    ours = F.log_softmax(logits / heat, dim=-1)
+    theirs = F.log_softmax(teacher / heat, dim=-1)
+    kl = (theirs.exp() * (theirs - ours)).sum(-1)  # [..., B]
+    return temperature[..., None].square() * kl

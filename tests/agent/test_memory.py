@@ -1,0 +1,159 @@
+"""History, running scale, features and identities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from rl_fakes import D, view
+
+from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.history import History, RunningScale
+from fedglimpse.agent.identity import HashedIdentity, TableIdentity, build_identity
+from fedglimpse.agent.inputs import client_features, zscore
+from fedglimpse.errors import UserError
+
+
+def test_history_holds_the_last_rounds_newest_last() -> None:
+    history = History(length=2, dim=1)
+    seen = []
+    for t in range(5):
+        history.push(torch.tensor([float(t)]), t)
+        sketches, mask = history.window()
+        seen.append([s if m else None for s, m in zip(sketches[:, 0].tolist(), mask, strict=True)])
+    assert seen == [[None, None, 0], [None, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+
+
+def test_looking_twice_at_a_round_counts_once() -> None:
+    history = History(length=2, dim=1)
+    assert history.push(torch.tensor([1.0]), 0)
+    assert history.push(torch.tensor([2.0]), 1)
+    assert not history.push(torch.tensor([5.0]), 1)
+    assert history.window()[0][:, 0].tolist() == [0.0, 1.0, 5.0]
+
+
+def test_running_scale_is_mean_and_population_std() -> None:
+    scale = RunningScale(2)
+    for row in ([1.0, 4.0], [2.0, 4.0], [6.0, 4.0]):
+        scale.add(torch.tensor(row))
+    got = scale(torch.tensor([[3.0, 4.0], [3.0 + 14**0.5 / 3**0.5, 9.0]]))
+    torch.testing.assert_close(got, torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+
+
+def test_running_scale_survives_large_offsets_and_cuts_outliers() -> None:
+    scale = RunningScale(1)
+    for step in range(100):
+        scale.add(torch.tensor([1e4 + step % 2]))
+    assert scale(torch.tensor([1e4 + 1.0])).item() == pytest.approx(1.0, abs=1e-3)
+    assert scale(torch.tensor([2e4])).item() == 10.0
+
+
+def test_running_scale_is_bit_for_bit_welford_in_float64() -> None:
+    draw, scale = torch.Generator().manual_seed(2), RunningScale(33)
+    mean, squares = torch.zeros(2, 33, dtype=torch.float64)
+    for count in range(1, 40):
+        sketch = torch.randn(33, generator=draw) * 3 + 1
+        sketch[5] = 4.0  # never varies
+        scale.add(sketch)
+        before = sketch.double() - mean
+        mean = mean + before / count
+        squares = squares + before * (sketch.double() - mean)
+        std = (squares / count).sqrt()
+        factor = torch.where(std > 1e-12, 1.0 / std.clamp_min(1e-12), 0.0).float()
+        assert torch.equal(scale.numbers()[0], mean.float())
+        assert torch.equal(scale.numbers()[1], factor)
+    assert factor[5] == 0.0
+
+
+def test_changes_are_shown_on_their_own_scale() -> None:
+    scale = RunningScale(2, changes=True)
+    rows = torch.tensor([[100.0, 7.0], [101.0, 7.0], [103.0, 7.0], [105.0, 7.0]])
+    for row in rows:
+        scale.add(row)
+    found = scale(rows[1:])  # steps of 2 and 2, then the model itself
+    size = ((1 + 4 + 4) / 3) ** 0.5
+    spread = float(rows[:, 0].std(correction=0))
+    wanted = [2 / size, 2 / size, (105 - 102.25) / spread]
+    torch.testing.assert_close(found[:, 0], torch.tensor(wanted))
+    assert found[:, 1].tolist() == [0.0, 0.0, 0.0]  # a coordinate that never moved
+
+
+def test_a_scale_goes_on_where_it_was_saved() -> None:
+    one, other = (RunningScale(3, changes=True) for _ in range(2))
+    rows = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    for row in rows[:5]:
+        one.add(row)
+    other.load_state_dict(one.state_dict())
+    for row in rows[5:]:
+        one.add(row)
+        other.add(row)
+    assert torch.equal(one(rows), other(rows))
+    old = {k: v for k, v in one.state_dict().items() if k in ("count", "mean", "squares")}
+    plain = RunningScale(3)
+    plain.load_state_dict(old)
+    assert torch.equal(plain.numbers().centre, one.numbers().centre)
+
+
+def test_changes_need_a_scale() -> None:
+    with pytest.raises(UserError, match="normalise_history=true"):
+        AgentConfig(history_input="changes", normalise_history=False)
+
+
+def test_zscore_by_hand_and_constant_columns() -> None:
+    rows = torch.tensor([[1.0, 0.1], [2.0, 0.1], [3.0, 0.1]])
+    wanted = torch.tensor([[-1.2247449, 0.0], [0.0, 0.0], [1.2247449, 0.0]])
+    torch.testing.assert_close(zscore(rows), wanted)
+    assert zscore(torch.tensor([[0.3, 7.0]])).tolist() == [[0.0, 0.0]]
+
+
+def test_features_of_every_input() -> None:
+    seen = view(0)
+    assert client_features(seen, "grad", False).equal(seen.reports["delta_sketch"])
+    assert client_features(seen, "abs", False).equal(seen.reports["sketch"])
+    scalars = client_features(seen, "scalar", False)
+    assert scalars[:, 2].tolist() == seen.sizes.tolist()
+    assert scalars.shape == (5, 3)
+
+
+def test_a_client_that_diverged_does_not_spoil_the_others() -> None:
+    seen = view(0)
+    broken = seen.reports["delta_sketch"].clone()
+    broken[2] = torch.tensor([torch.nan, torch.inf, *[1.0] * (D - 2)])
+    rows = client_features(replace(seen, reports={"delta_sketch": broken}), "grad", True)
+    assert rows.isfinite().all()
+
+
+def test_a_table_grows_and_keeps_what_it_knew() -> None:
+    table = TableIdentity(4, seed=0, rows=8)
+    parameter, before = table.weight, table.weight.detach().clone()
+    assert not table.grow(8)
+    assert table.grow(20)
+    assert len(table.weight) == 32
+    assert table.weight is parameter
+    assert torch.equal(table.weight[:8], before)
+    assert table(torch.tensor([[31]])).shape == (1, 1, 4)
+
+
+def test_fresh_rows_do_not_depend_on_when_the_table_grew() -> None:
+    late, early = TableIdentity(4, seed=5, rows=8), TableIdentity(4, seed=5, rows=256)
+    for rows in (9, 40, 200):
+        late.grow(rows)
+    assert torch.equal(late.weight, early.weight)
+    assert not torch.equal(TableIdentity(4, seed=6).weight, TableIdentity(4, seed=5).weight)
+
+
+def test_hashed_identities_serve_any_id_and_rarely_collide() -> None:
+    hashed = HashedIdentity(8, seed=0, buckets=512)
+    ids = torch.arange(0, 10**12, 10**9)  # 1,000 of them
+    vectors = hashed(ids[None])[0]
+    assert vectors.shape == (1000, 8)
+    same = (torch.cdist(vectors, vectors) < 1e-6).sum() - 1000
+    assert same <= 20  # pairs out of a million
+    assert not hashed.grow(10**9)
+
+
+def test_no_identity_has_no_width() -> None:
+    none = build_identity("none", 8, 16, 0)
+    assert none(torch.tensor([[1, 2]])).shape == (1, 2, 0)
+    assert not list(none.parameters())

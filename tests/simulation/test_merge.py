@@ -1,0 +1,181 @@
+"""Lanes that merge in one pass against `Aggregator.step`, the readable twin."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Sequence
+
+import pytest
+import small_world as small
+import torch
+from torch import Tensor
+
+from fedglimpse import rng
+from fedglimpse.federation.aggregation import TemporalWindow, WeightedDelta
+from fedglimpse.methods.fedawac import ConsistencyWindow, Options
+from fedglimpse.simulation.lane import Lane, Upload
+from fedglimpse.simulation.merge import merge_key, step_alone, step_together
+from fedglimpse.simulation.trained_clients import TrainedClients, deltas_of, pick_each, side_by_side
+from fedglimpse.types import Method
+
+R, K, SIZE, PARAMS = 4, 3, 50, 41
+KINDS = {
+    "plain": WeightedDelta(),
+    "smoothed": TemporalWindow(4, "smoothed"),
+    "raw": TemporalWindow(4, "raw"),
+    "window of one": TemporalWindow(1, "smoothed"),
+}
+
+
+def upload(state: Tensor, draw: torch.Generator, own_starts: bool, weights: Tensor) -> Upload:
+    starts = state.expand(K, -1)
+    if own_starts:
+        starts = starts + torch.rand(K, SIZE, generator=draw)
+    states = starts + torch.randn(K, SIZE, generator=draw)
+    losses = torch.rand(2, K, generator=draw)
+    clients = TrainedClients(torch.arange(K), starts, states, *losses)
+    return Upload(clients, torch.ones(K).long(), weights)
+
+
+def uploads(states: Tensor, round_num: int, own_starts: bool = False) -> list[Upload]:
+    """One upload for each lane; the weights of the first sum to 0, those of others to anything."""
+    draw = rng.generator(0, "merge", round_num)
+    weights = torch.rand(len(states), K, generator=draw, dtype=torch.float64) * 2
+    weights[0] = 0
+    pairs = zip(states, weights, strict=True)
+    return [upload(state, draw, own_starts, each) for state, each in pairs]
+
+
+def lanes(kind: str) -> list[Lane]:
+    return [small.lane(Method(small.Fixed([0]), copy.deepcopy(KINDS[kind]))) for _ in range(R)]
+
+
+def aggregators(some: Sequence[Lane]) -> list[WeightedDelta]:
+    found = [lane.method.aggregator for lane in some]
+    assert all(isinstance(one, WeightedDelta) for one in found)
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("own_starts", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_together_is_what_each_does_alone(kind: str, own_starts: bool) -> None:
+    together, alone = lanes(kind), lanes(kind)
+    states = torch.randn(R, SIZE, generator=rng.generator(0, "states"))
+    singly = states.clone()
+    for round_num in range(6):
+        assert len({merge_key(one) for one in aggregators(together)}) == 1
+        for r, one in enumerate(uploads(singly, round_num, own_starts)):
+            step_alone(alone[r], singly[r], one, PARAMS)
+        given = uploads(states, round_num, own_starts)
+        states = step_together(aggregators(together), states, given, PARAMS)
+        torch.testing.assert_close(states, singly, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(aggregators(together), aggregators(alone), strict=True):
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_lane_finds_the_same_bits_whoever_merges_with_it() -> None:
+    many, one = lanes("smoothed"), lanes("smoothed")[:1]
+    states = torch.randn(R, SIZE, generator=rng.generator(0, "states"))
+    single = states[1:2].clone()
+    for round_num in range(6):
+        given = uploads(states, round_num)
+        single = step_together(aggregators(one), single, given[1:2], PARAMS)
+        states = step_together(aggregators(many), states, given, PARAMS)
+        assert torch.equal(single[0], states[1])
+
+
+def test_what_differs_is_not_merged_in_one_pass() -> None:
+    begun = TemporalWindow(4, "raw")
+    begun.past.append(torch.zeros(SIZE))
+    others = [*KINDS.values(), begun]
+    assert len({merge_key(one) for one in others}) == len(others)
+    for subclass in (small.Watching(), ConsistencyWindow(Options(), 3)):
+        assert merge_key(subclass) is None
+
+
+def test_a_saved_window_holds_its_own_models_only() -> None:
+    some, states = lanes("smoothed"), torch.zeros(R, SIZE)
+    step_together(aggregators(some), states, uploads(states, 0), PARAMS)
+    saved = io.BytesIO()
+    torch.save(some[0].method.aggregator.state_dict()["past"], saved)
+    saved.seek(0)
+    kept = torch.load(saved, weights_only=True)
+    assert kept[0].untyped_storage().nbytes() == 4 * SIZE
+
+
+@pytest.mark.parametrize("floats", [2**27, 2 * 3 * 51, 1])
+def test_rounds_that_merge_together_go_as_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, floats: int
+) -> None:
+    """Every group of lanes, in passes of any size; one lane merges by a class of its own."""
+
+    def world() -> small.World:
+        kinds = [KINDS["smoothed"], KINDS["smoothed"], KINDS["plain"], small.Watching()]
+        slots = [[0, 1, 2], [3, 1, 2], [4, 0], [1, 2]]
+        return small.world(
+            [
+                small.lane(Method(small.Fixed(chosen), copy.deepcopy(kind)), seed=seed)
+                for seed, (kind, chosen) in enumerate(zip(kinds, slots, strict=True))
+            ]
+        )
+
+    ours, theirs = world(), world()
+    for _ in range(4):
+        expected = small.play(theirs)
+        monkeypatch.setattr("fedglimpse.federation.devices.APART", ())
+        monkeypatch.setattr("fedglimpse.simulation.merge.FLOATS", floats)
+        found = small.play(ours)
+        monkeypatch.undo()
+        torch.testing.assert_close(ours.states, theirs.states, rtol=1e-5, atol=1e-5)
+        assert [r["selected"] for r in found] == [r["selected"] for r in expected]
+        assert [r["weights"] for r in found] == [r["weights"] for r in expected]
+
+
+def test_picks_of_several_lanes_are_those_of_each() -> None:
+    states = torch.randn(3, SIZE, generator=rng.generator(0, "states"))
+    clients = [one.clients for r in range(3) for one in uploads(states, r, own_starts=r == 1)[:1]]
+    slots = [torch.tensor(some, dtype=torch.long) for some in ([2, 0], [1], [])]
+    for before, places, after in zip(clients, slots, pick_each(clients, slots), strict=True):
+        for name, value in vars(before).items():
+            assert torch.equal(getattr(after, name), value[places])
+    assert pick_each([], []) == []
+
+
+def test_slices_of_one_tensor_are_read_where_they_are() -> None:
+    table = torch.arange(12.0).view(6, 2)
+    whole = side_by_side(table[1:].split([2, 3]))
+    assert whole is not None
+    assert torch.equal(whole, table[1:])
+    assert whole.data_ptr() == table[1:].data_ptr()
+    for apart in (
+        [table[:2], table[3:]],  # a gap
+        [table[3:], table[:3]],  # in another order
+        [table[:2], table[2:].clone()],
+        [table[:, :1], table[:, 1:]],
+        [table[:1], table.view(-1)[2:6].view(1, 4)],  # rows of another width
+    ):
+        assert side_by_side(apart) is None
+    for same in [table[0].expand(1, -1)], [table[0].expand(3, -1)[:1], table[1].expand(3, -1)[:1]]:
+        found = side_by_side(same)
+        assert found is None or torch.equal(found, torch.cat(same))
+
+
+@pytest.mark.parametrize("counts", [[2, 2, 2], [1, 1, 1], [3, 1, 2], [0, 3, 0], [0, 0, 0]])
+@pytest.mark.parametrize("own_starts", [False, True])
+def test_deltas_of_several_lanes_are_those_of_each(counts: list[int], own_starts: bool) -> None:
+    """Whether the states of the lanes are slices of one tensor or not."""
+    draw = rng.generator(0, "deltas")
+    together = torch.randn(sum(counts), SIZE, generator=draw)
+    kept = together.clone()
+    for states in together.split(counts), [part.clone() for part in together.split(counts)]:
+        clients = []
+        for part in states:
+            starts = torch.randn(SIZE, generator=draw).expand(len(part), -1)
+            starts = starts + part.sign() if own_starts else starts
+            ids = torch.arange(len(part))
+            clients.append(TrainedClients(ids, starts, part, *torch.rand(2, len(part))))
+        found = deltas_of(clients)
+        assert torch.equal(found, torch.cat([one.deltas for one in clients]))
+        found.zero_()
+        assert torch.equal(together, kept)
