@@ -11,7 +11,14 @@ class UserError(Exception):
     """A mistake in what the user asked for: one sentence with the value and the fix.
 
     The command line prints it without a traceback and exits with code 2.
+
+    Attributes:
+        key: the setting that has to change, such as "data.alpha"; empty where no setting is meant.
     """
+
+    def __init__(self, message: str, *, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class DeviceLost(UserError):
