@@ -11,29 +11,34 @@ import torch
 from torch import Tensor, nn
 
 from fedglimpse import rng
+from fedglimpse.config.checks import check, check_counts, pick_device
 from fedglimpse.config.schema import Config
-from fedglimpse.federation.costs import CostModel, ModelFlops
-from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.custom import is_own
+from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.population import Population, build_population, default_proxy_size
 from fedglimpse.data.sources import load
-from fedglimpse.simulation.trainers.choose import has_convolutions, many_models, recipe_of, trainer_of
 from fedglimpse.errors import UserError
+from fedglimpse.federation.costs import CostModel, ModelFlops
+from fedglimpse.federation.devices import Precision, check_precision
+from fedglimpse.federation.models import build_model, head_entries
+from fedglimpse.federation.reports import Sizes
+from fedglimpse.federation.sketches import Scale, build_sketch
 from fedglimpse.federation.state import Layout
+from fedglimpse.federation.visibility import build_visibility
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
-from fedglimpse.federation.reports import Sizes
-from fedglimpse.federation.models import build_model, head_entries
-from fedglimpse.simulation.evaluation import Evaluator, Reward
-from fedglimpse.simulation.trainers.jobs import Examples, LocalTrainer
-from fedglimpse.federation.devices import Precision, check_precision
 from fedglimpse.simulation.client_reports import Reporter
 from fedglimpse.simulation.client_reports import Sketch as SketchOfRows
+from fedglimpse.simulation.evaluation import Evaluator, Reward
+from fedglimpse.simulation.trainers.choose import (
+    has_convolutions,
+    many_models,
+    recipe_of,
+    trainer_of,
+)
+from fedglimpse.simulation.trainers.jobs import Examples, LocalTrainer
 from fedglimpse.simulation.world import Lane, World
-from fedglimpse.federation.sketches import Scale, build_sketch
 from fedglimpse.types import Visibility
-from fedglimpse.config.checks import check, check_counts, pick_device
-from fedglimpse.federation.visibility import build_visibility
 
 SKETCH_SEED = 0  # shared by every client and every run, so that policies can travel
 

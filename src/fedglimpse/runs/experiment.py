@@ -9,22 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from fedglimpse.runs.build import build_world
-from fedglimpse.storage.checkpoint import settle
-from fedglimpse.config.schema import Config
+from fedglimpse.agent.policy import check_use, write_policy
 from fedglimpse.config.loading import resolve
+from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
-from fedglimpse.runs.trackers import LiveLog
 from fedglimpse.federation.reports import PERMISSION
 from fedglimpse.plugins import users_fault
-from fedglimpse.runs.progress import Listener, Silent
+from fedglimpse.runs.build import build_world
 from fedglimpse.runs.folder import RunFolder, writing
-from fedglimpse.agent.policy import check_use, write_policy
+from fedglimpse.runs.kept_models import save_models
+from fedglimpse.runs.progress import Listener, Silent
 from fedglimpse.runs.rounds import Books, crew_of, nothing, open_round, places_of, restore, snapshot
+from fedglimpse.runs.summary import summarise
+from fedglimpse.runs.trackers import LiveLog
 from fedglimpse.simulation.lane import check_state
 from fedglimpse.simulation.world import Lane, World
-from fedglimpse.runs.summary import summarise
-from fedglimpse.runs.kept_models import save_models
+from fedglimpse.storage.checkpoint import settle
 
 
 class Stopped(Exception):
@@ -256,7 +256,9 @@ def _tell(listener: Listener, books: Books) -> None:
 
 
 def _save(world: World, parts: Sequence[_Part]) -> None:
-    """Replace the checkpoints of all, so that they can go on together (`fedglimpse.storage.checkpoint`)."""
+    """Replace the checkpoints of all, so that they can go on together
+    (`fedglimpse.storage.checkpoint`).
+    """
     stored = [(part.folder, part.lanes) for part in parts if part.folder is not None]
     for folder, lanes in stored:
         state = snapshot(world, lanes)

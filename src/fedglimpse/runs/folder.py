@@ -21,16 +21,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.storage.checkpoint import Checkpoint, settle
-from fedglimpse.config.schema import Config
 from fedglimpse.config.loading import build, read_toml
+from fedglimpse.config.presets import VALUES_ALONE
+from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
-from fedglimpse.runs.provenance import changed_input, inputs_of
+from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
+from fedglimpse.runs.provenance import changed_input, earlier_sources, environment, inputs_of
+from fedglimpse.storage.checkpoint import Checkpoint, settle
 from fedglimpse.storage.lock import SUFFIX as LOCK
 from fedglimpse.storage.lock import locked
-from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
-from fedglimpse.config.presets import VALUES_ALONE
-from fedglimpse.runs.provenance import earlier_sources, environment
 from fedglimpse.version import VERSION
 
 FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.", "agent.save")  # may differ on resuming

@@ -6,19 +6,18 @@ from typing import cast
 
 import torch
 
-from fedglimpse.runs.build import Parts
+from fedglimpse.config.checks import check, pick_device
 from fedglimpse.config.schema import Config
 from fedglimpse.data import sources
 from fedglimpse.data.dataset import Dataset
-from fedglimpse.simulation.trainers.choose import check_trainer
-from fedglimpse.errors import UserError
-from fedglimpse.runs.experiment import check_policy
-from fedglimpse.runs.trackers import LiveLog
+from fedglimpse.errors import UserError, reason_of
+from fedglimpse.federation.devices import Precision, check_precision
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
-from fedglimpse.federation.devices import Precision, check_precision
-from fedglimpse.errors import reason_of
-from fedglimpse.config.checks import check, pick_device
+from fedglimpse.runs.build import Parts
+from fedglimpse.runs.experiment import check_policy
+from fedglimpse.runs.trackers import LiveLog
+from fedglimpse.simulation.trainers.choose import check_trainer
 
 STAND_IN = (30, 10, 1000)  # clients, classes and parameters, where the data lies elsewhere
 

@@ -1,8 +1,8 @@
 """A policy taught by many simulated federations, for one that is to come.
 
 Federations are played side by side with choices drawn by lot, and one Q-network learns from all
-they remember (`agent/school.py`). A few of them are kept aside: on these the network is asked what it
-learnt.
+they remember (`agent/school.py`). A few of them are kept aside: on these the network is asked what
+it learnt.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any, cast
 
-from fedglimpse.runs.build import build_world
+from fedglimpse.agent.agent import Agent
+from fedglimpse.agent.school import School
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.methods.glimpse import GlimpseSelector
+from fedglimpse.runs.build import build_world
 from fedglimpse.runs.progress import Listener, Silent
-from fedglimpse.agent.agent import Agent
-from fedglimpse.agent.school import School
 from fedglimpse.runs.rounds import crew_of, play_round
-from fedglimpse.simulation.world import Lane
 from fedglimpse.runs.summary import Estimate
+from fedglimpse.simulation.world import Lane
 
 METHOD = "glimpse"  # the method whose agent is taught
 ASIDE = 8  # one seed of so many is kept aside, and one of fewer

@@ -23,10 +23,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-import torch
-from fedglimpse.version import VERSION
-from fedglimpse.data.custom import checksum_of
 
+import torch
+
+from fedglimpse.data.custom import checksum_of
+from fedglimpse.version import VERSION
 
 SOURCE, EARLIER = "source", "earlier_sources"  # entries of environment.json
 HERE = Path(__file__).parents[1]  # the package

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedglimpse.runs.selectors import Crew
 from fedglimpse.errors import UserError
+from fedglimpse.runs.selectors import Crew
 from fedglimpse.simulation.world import Lane, World
 
 Books = Callable[[], list[dict[str, Any]]]  # lets selectors learn; returns the round's records

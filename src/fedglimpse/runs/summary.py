@@ -7,12 +7,13 @@ What a finished run amounts to: final accuracy over seeds, and what it cost.
 
 from __future__ import annotations
 
-from scipy.special import stdtr, stdtrit
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
+
+from scipy.special import stdtr, stdtrit
 
 
 def half_width(error: float, freedom: float, level: float = 0.05) -> float:
