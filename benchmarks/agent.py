@@ -51,9 +51,8 @@ Feedback = Callable[[Sequence[Outcome | None]], Sequence[Mapping[str, float]]]
 
 def agents_of(settings: Sequence[Setting]) -> tuple[Select, Feedback]:
     """Build one agent for each lane; return what a simulation calls to choose and to learn."""
-    from fedglimpse.runs.selectors import Crew
-
     from fedglimpse.methods.registry import build
+    from fedglimpse.runs.selectors import Crew
 
     methods = [build("glimpse", setting) for setting in settings]
     crew = Crew([method.selector for method in methods])

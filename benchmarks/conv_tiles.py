@@ -21,12 +21,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from fedglimpse.runs.provenance import code
 from gpu_training import examples, jobs_of
 from torch.profiler import ProfilerActivity, profile
 
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.state import Layout
+from fedglimpse.runs.provenance import code
 from fedglimpse.simulation.cuda import compiled, conv
 from fedglimpse.simulation.cuda.conv import Tile, conv3x3, conv3x3_moments, conv3x3_weight_grad
 from fedglimpse.simulation.cuda.trainer import GraphedTrainer

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedglimpse.runs.build import Parts
 
 from fedglimpse.config.loading import parse_words
 from fedglimpse.env.arrays import Shape, info_of, observations, slots_of
 from fedglimpse.env.settings import Settings, settings_of
 from fedglimpse.env.stepper import LaneStepper
+from fedglimpse.runs.build import Parts
 
 RESULT = Path(__file__).parent / "results" / "environment.json"
 TARGET = 8.0  # times as many steps per second

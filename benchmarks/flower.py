@@ -29,7 +29,6 @@ os.environ |= {
 
 import flwr
 import torch
-from fedglimpse.runs.build import population_of
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -46,6 +45,7 @@ from fedglimpse.flower import messages as wire
 from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app, local_training
 from fedglimpse.flower.strategy import GlimpseStrategy, Problem
+from fedglimpse.runs.build import population_of
 from fedglimpse.simulation.evaluation import Evaluator
 from fedglimpse.types import LocalObjective
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from fedglimpse.runs.provenance import code
 
 from fedglimpse import rng
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.costs import ModelFlops
 from fedglimpse.federation.devices import Precision
 from fedglimpse.federation.state import Layout
+from fedglimpse.runs.provenance import code
 from fedglimpse.simulation.cuda.trainer import GraphedTrainer
 from fedglimpse.simulation.trainers.jobs import Examples, Jobs, LocalTrainer, Recipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer

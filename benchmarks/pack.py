@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedglimpse.runs.build import Parts, world_of
-from fedglimpse.runs.provenance import code
-from fedglimpse.runs.rounds import crew_of, play_round
-from fedglimpse.runs.selectors import Crew
 from torch.profiler import ProfilerActivity, profile
 
 from fedglimpse.cli.bench import Stopwatch, random_data, watch_round
 from fedglimpse.config.checks import pick_device
+from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.provenance import code
+from fedglimpse.runs.rounds import crew_of, play_round
+from fedglimpse.runs.selectors import Crew
 from fedglimpse.simulation.world import World
 from fedglimpse.studies.sweep.packs import wanted
 from fedglimpse.studies.sweep.plan import configs_of, read_plan

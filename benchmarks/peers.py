@@ -22,8 +22,9 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from fedglimpse.runs.provenance import code
 from trainers import cpu_name
+
+from fedglimpse.runs.provenance import code
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "peers.json"

@@ -19,8 +19,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from fedglimpse.runs.provenance import code
 from trainers import cpu_name
+
+from fedglimpse.runs.provenance import code
 
 RESULTS = Path(__file__).parent / "results" / "population.json"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)

@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 import torch
-from fedglimpse.runs.provenance import code
 
 from fedglimpse import rng
 from fedglimpse.federation.sketches import build_sketch
+from fedglimpse.runs.provenance import code
 
 TARGETS = {  # seconds, MiB
     "gaussian": (1.0, 64.0),

@@ -20,11 +20,11 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from fedglimpse.runs.provenance import code
 from torch import Tensor, nn
 
 from fedglimpse.federation.models import fashion_cnn, har_mlp
 from fedglimpse.federation.state import Layout
+from fedglimpse.runs.provenance import code
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
 from fedglimpse.simulation.trainers.choose import has_convolutions
 from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedglimpse.runs.summary import Estimate
-
 import fedglimpse
+from fedglimpse.runs.summary import Estimate
 
 MODES = ("class_var", "ensemble_dev")
 MAPS = ("inverse", "softmax", "proportional")

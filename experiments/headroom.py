@@ -47,8 +47,6 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from fedglimpse.runs.build import Parts, world_of
-from fedglimpse.runs.selectors import Crew
 from torch import Tensor
 
 from fedglimpse.cli.bench import report
@@ -57,6 +55,8 @@ from fedglimpse.config.schema import Config
 from fedglimpse.federation.aggregation import TemporalWindow
 from fedglimpse.methods.base import Stateless
 from fedglimpse.methods.oracle_balance import evenness
+from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.selectors import Crew
 from fedglimpse.simulation.client_reports import proxy_examples
 from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.simulation.world import World

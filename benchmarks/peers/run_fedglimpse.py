@@ -7,12 +7,12 @@ scores every new model on it.
 from __future__ import annotations
 
 import torch
-from fedglimpse.runs.build import Parts, world_of
-from fedglimpse.runs.rounds import crew_of, play_round
 from job import BATCH, EPOCHS, LR, Case, contest
 
 from fedglimpse.config.loading import resolve
 from fedglimpse.data.dataset import Dataset
+from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.rounds import crew_of, play_round
 from fedglimpse.version import VERSION
 
 

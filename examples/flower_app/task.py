@@ -3,7 +3,6 @@
 from functools import cache
 from typing import Any
 
-from fedglimpse.runs.build import population_of
 from torch import Tensor, nn
 
 from fedglimpse.config.loading import resolve
@@ -11,6 +10,7 @@ from fedglimpse.config.schema import Config
 from fedglimpse.data.population import Population
 from fedglimpse.data.sources import load
 from fedglimpse.flower.messages import section
+from fedglimpse.runs.build import population_of
 
 
 def make_model() -> nn.Module:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
-from fedglimpse.runs.experiment import run
-from fedglimpse.runs.profiling import FILE, Profiled
-from fedglimpse.runs.progress import Silent
 from typer.testing import CliRunner
 
 from fedglimpse.agent.config import PRESETS
 from fedglimpse.cli import bench
 from fedglimpse.cli.main import app
 from fedglimpse.errors import UserError
+from fedglimpse.runs.experiment import run
+from fedglimpse.runs.profiling import FILE, Profiled
+from fedglimpse.runs.progress import Silent
 
 ROOT = Path(__file__).parents[2]
 

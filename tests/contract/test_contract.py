@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedglimpse.runs.experiment import Result, Stopped, run
 
 import fakes
 from fedglimpse.methods import registry
+from fedglimpse.runs.experiment import Result, Stopped, run
 from fedglimpse.types import Choice, Method, View
 
 K = 3

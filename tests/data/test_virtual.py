@@ -2,13 +2,13 @@ import hashlib
 
 import pytest
 import torch
-from fedglimpse.runs.build import population_of
 from test_population import build, make_dataset
 
 from fedglimpse.config.schema import Config, DataConfig
 from fedglimpse.data.population import PARTITIONS
 from fedglimpse.data.virtual import VIRTUAL_PARTITIONS, VirtualRows
 from fedglimpse.errors import UserError
+from fedglimpse.runs.build import population_of
 
 MANY = 1_000_000
 

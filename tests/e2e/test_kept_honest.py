@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedglimpse.runs.experiment import Stopped, run
-from fedglimpse.runs.trackers import LiveLog, Source
 from typer.testing import CliRunner
 
 from fedglimpse.cli.main import app
@@ -18,6 +16,8 @@ from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.methods.base import Setting, UniformRandom
 from fedglimpse.methods.registry import MODULES
+from fedglimpse.runs.experiment import Stopped, run
+from fedglimpse.runs.trackers import LiveLog, Source
 from fedglimpse.storage.lock import locked
 from fedglimpse.studies.results import load_study
 from fedglimpse.types import Method, Outcome

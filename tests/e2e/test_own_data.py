@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fedglimpse.runs.build import build_world
-from fedglimpse.runs.experiment import Stopped, run
 
 from fedglimpse.config.loading import resolve
 from fedglimpse.data import sources
 from fedglimpse.errors import UserError
+from fedglimpse.runs.build import build_world
+from fedglimpse.runs.experiment import Stopped, run
 
 ROOT = Path(__file__).parents[2]
 CODE = """

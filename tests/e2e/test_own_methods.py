@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedglimpse.runs.experiment import Result, Stopped, run
 from typer.testing import CliRunner
 
 from fedglimpse import LocalObjective, WeightedDelta
@@ -22,6 +21,7 @@ from fedglimpse.env.stepper import LaneStepper
 from fedglimpse.errors import UserError
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting, UniformRandom, random_slots
+from fedglimpse.runs.experiment import Result, Stopped, run
 from fedglimpse.studies.compare import row_of
 from fedglimpse.studies.report.analysis import analyse
 from fedglimpse.studies.results import load_study, write_study

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fedglimpse.runs.experiment import run
 
 import env.gym_parts  # noqa: F401
 from env.small_env import RAGGED, SMALL
 from fedglimpse.env import ClientSelection, SelectorPolicy
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
+from fedglimpse.runs.experiment import run
 from fedglimpse.types import Selector
 
 

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import torch
-from fedglimpse.runs.folder import stored_config
 from flower_processes import Cluster, copy_app
 
 from fedglimpse.federation.state import Layout
 from fedglimpse.flower.clients import Problem, fresh_model
+from fedglimpse.runs.folder import stored_config
 from fedglimpse.simulation.evaluation import Evaluator
 
 CLIENT = '''

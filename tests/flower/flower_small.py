@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedglimpse.runs.build import population_of
 from flower_grid import FakeGrid, FakeNode
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from fedglimpse.flower.client import client_app
 from fedglimpse.flower.exchange import Exchange
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting, Stateless
+from fedglimpse.runs.build import population_of
 from fedglimpse.types import Choice, Method, View
 
 CLIENTS = 6

@@ -12,8 +12,6 @@ import torch
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
 import flower_small as small
-from fedglimpse.runs import experiment
-from fedglimpse.runs.folder import RunFolder
 from flower_grid import FakeGrid
 from flower_schema import check_run_folder
 from flwr.app import ArrayRecord
@@ -25,6 +23,8 @@ from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
 from fedglimpse.flower.round import Round
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
+from fedglimpse.runs import experiment
+from fedglimpse.runs.folder import RunFolder
 from fedglimpse.theory.measure_run import measure_run
 
 

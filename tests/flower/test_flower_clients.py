@@ -11,7 +11,6 @@ import torch
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
 import flower_small as small
-from fedglimpse.runs import build as builder
 from flower_grid import FakeNode
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
@@ -24,6 +23,7 @@ from fedglimpse.flower.client import client_app
 from fedglimpse.flower.device import SHARED_SEED, projection
 from fedglimpse.flower.identity import Arrival, Roster, identity, natural
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
+from fedglimpse.runs import build as builder
 
 
 def test_a_restarted_client_keeps_its_identity_on_a_new_connection(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-from fedglimpse.runs.experiment import run
 from flower_keys import write_key
 from flower_processes import APP, Cluster, other_version, slowness, wait_for
 from flower_schema import check_run_folder
 
+from fedglimpse.runs.experiment import run
 from fedglimpse.version import VERSION
 
 NODES = ("site-0", "site-1", "site-2", "site-3")

@@ -12,8 +12,6 @@ import torch
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
 import flower_small as small
-from fedglimpse.runs import experiment
-from fedglimpse.runs.pretrain import teach
 from flower_grid import FakeGrid, FakeNode
 from flower_schema import check_run_folder
 from flwr.app import Array, Message
@@ -27,6 +25,8 @@ from fedglimpse.flower.client import client_app
 from fedglimpse.flower.round import Round
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
+from fedglimpse.runs import experiment
+from fedglimpse.runs.pretrain import teach
 
 DEVICES_ONLY = {"failed", "received_bytes_chosen", "received_bytes_others", "seconds"}
 

@@ -14,13 +14,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-from fedglimpse.runs.folder import RunFolder
 from flower_grid import FakeGrid
 from flower_processes import APP
 from flwr.app import Context, RecordDict
 
 from fedglimpse.errors import UserError
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
+from fedglimpse.runs.folder import RunFolder
 
 SETTINGS = {
     "fedglimpse.method": "glimpse",

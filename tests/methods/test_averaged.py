@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fedglimpse.runs.experiment import run
 
 from fedglimpse.errors import UserError
+from fedglimpse.runs.experiment import run
 
 SMALL = {"data.name": "digits", "rounds": 4, "aggregate.everywhere": True}
 

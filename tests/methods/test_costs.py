@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from fedglimpse.runs.experiment import run
 
 from fedglimpse.methods import registry
+from fedglimpse.runs.experiment import run
 
 FLOAT = 4
 

@@ -7,9 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fedglimpse.runs.build import build_world
-from fedglimpse.runs.experiment import run
-from fedglimpse.runs.rounds import play_round
 from torch import Tensor
 
 import fakes
@@ -23,6 +20,9 @@ from fedglimpse.methods.fedabc import attention
 from fedglimpse.methods.fedawac import Options, consistency_weights
 from fedglimpse.methods.herd import Herd
 from fedglimpse.methods.registry import MODULES
+from fedglimpse.runs.build import build_world
+from fedglimpse.runs.experiment import run
+from fedglimpse.runs.rounds import play_round
 from fedglimpse.simulation.trainers.jobs import Jobs, LocalTrainer, Trained
 from fedglimpse.types import Choice, Outcome, Update
 

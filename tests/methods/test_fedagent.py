@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fedglimpse.runs.experiment import run
 
 import fakes
 from fedglimpse.errors import UserError
+from fedglimpse.runs.experiment import run
 
 KEYS: dict[str, Any] = {
     "data.clients": 12,

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 import torch
-from fedglimpse.runs.experiment import run
 from torch import Tensor
 
 import fakes
 from fedglimpse.errors import UserError
 from fedglimpse.methods.feddrl import not_outlying
 from fedglimpse.methods.learners.learned_weights import RewardedRandom, WeightAgent, loss_reward
+from fedglimpse.runs.experiment import run
 from fedglimpse.types import Method, Update
 
 both = pytest.mark.parametrize("name", ["feddrl", "fedppo"])

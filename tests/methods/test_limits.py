@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from fedglimpse.runs.experiment import Result, run
 from torch import Tensor
+
+from fedglimpse.runs.experiment import Result, run
 
 CLIENTS, VISIBLE, K = 12, 4, 2
 

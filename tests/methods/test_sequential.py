@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fedglimpse.runs.build import Parts
-from fedglimpse.runs.experiment import run
 
 import fakes
 from fedglimpse.federation.state import Layout
+from fedglimpse.runs.build import Parts
+from fedglimpse.runs.experiment import run
 
 
 def test_the_last_model_is_the_next_global_model() -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from fedglimpse.runs.experiment import run
 
 from fedglimpse import rng
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
+from fedglimpse.runs.experiment import run
 from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 

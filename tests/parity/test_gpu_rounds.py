@@ -12,8 +12,6 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
-from fedglimpse.runs.experiment import run
-from fedglimpse.runs.rounds import crew_of, play_round
 from rl_fakes import C, D, config, outcome, view
 
 from fedglimpse.cli import bench
@@ -22,6 +20,8 @@ from fedglimpse.data import sources
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.state import Layout
 from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
+from fedglimpse.runs.experiment import run
+from fedglimpse.runs.rounds import crew_of, play_round
 from fedglimpse.simulation.evaluation import Evaluator
 from fedglimpse.simulation.gradients import mean_gradients
 from fedglimpse.simulation.trainers.choose import many_models

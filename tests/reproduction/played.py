@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.runs.summary import COSTS
-
 from fedglimpse.studies.results import Cell, Study
 from fedglimpse.studies.statistics.condense import Climb, Curve, Facts
 from reproduction.shelf import Shelf

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedglimpse.config.loading import resolve
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.runs.kept_models import save_models
 from fedglimpse.runs.rounds import play_round, snapshot
-
-from fedglimpse.config.loading import resolve
 
 SMALL: dict[str, Any] = {
     "data.name": "digits",

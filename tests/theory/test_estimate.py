@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from fedglimpse.runs.build import build_world
 
 from fedglimpse.config.loading import resolve
 from fedglimpse.data.dataset import as_input
+from fedglimpse.runs.build import build_world
 from fedglimpse.simulation.gradients import mean_gradient
 from fedglimpse.simulation.world import World
 from fedglimpse.theory.estimate import Point, Recipe, examples_of, full_pass, implied_q, measure

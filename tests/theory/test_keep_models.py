@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedglimpse.runs.experiment import Stopped, run
-from fedglimpse.runs.kept_models import kept_models, load_models
 
 import fedglimpse
+from fedglimpse.runs.experiment import Stopped, run
+from fedglimpse.runs.kept_models import kept_models, load_models
 from fedglimpse.theory.measure_run import measure_run
 from theory.kept_run import SMALL, kept_run
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedglimpse.runs.kept_models import kept_models, load_models, save_models
 
 from fedglimpse.errors import UserError
+from fedglimpse.runs.kept_models import kept_models, load_models, save_models
 
 
 def test_models_come_back_in_the_order_of_rounds(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from fedglimpse.runs.summary import Estimate
 
+from fedglimpse.runs.summary import Estimate
 from fedglimpse.theory.check import Tally, tally_text
 from fedglimpse.theory.panel import read_panel
 from fedglimpse.theory.rank import Correlation, correlation_text

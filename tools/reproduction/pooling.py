@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 
 from fedglimpse.runs.summary import half_width
-
 from fedglimpse.studies.statistics.difference import LEVEL, SAME, Difference
 
 STEPS = 40  # halvings that a p-value is looked for with

@@ -11,9 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.runs.folder import matters, run_identity
-
 from fedglimpse.config.schema import Config
+from fedglimpse.runs.folder import matters, run_identity
 from fedglimpse.studies.report.analysis import Results, analyse
 from fedglimpse.studies.report.published import read_paper
 from fedglimpse.studies.results import Cell, Study, load_study

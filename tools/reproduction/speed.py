@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fedglimpse.runs.folder import run_identity
-
 from fedglimpse.studies.results import Cell
 from reproduction.markdown import table
 from reproduction.shelf import Stored

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedglimpse.runs.summary import summarise
 
 from fedglimpse.config.loading import resolve
+from fedglimpse.runs.summary import summarise
 from fedglimpse.studies.results import Cell, Partition, Study
 from fedglimpse.studies.results.trace import trace_of
 from fedglimpse.studies.statistics.condense import condense

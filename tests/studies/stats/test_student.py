@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from fedglimpse.runs.summary import half_width, p_of_zero
 from scipy import stats
+
+from fedglimpse.runs.summary import half_width, p_of_zero
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3.7, 11, 200])

@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 import torch
 import typer
-from fedglimpse.runs import experiment
-from fedglimpse.runs import folder as records
-from fedglimpse.runs.folder import run_identity
 from sweeps import SMALL, results, write
 from typer.testing import CliRunner
 
@@ -22,6 +19,9 @@ from fedglimpse.cli.sweep import sweep
 from fedglimpse.config.loading import resolve
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import DeviceLost, UserError
+from fedglimpse.runs import experiment
+from fedglimpse.runs import folder as records
+from fedglimpse.runs.folder import run_identity
 from fedglimpse.studies.results import load_study, write_study
 from fedglimpse.studies.sweep import local, runner
 from fedglimpse.studies.sweep.folder import SweepFolder
