@@ -256,9 +256,7 @@ def _tell(listener: Listener, books: Books) -> None:
 
 
 def _save(world: World, parts: Sequence[_Part]) -> None:
-    """Replace the checkpoints of all, so that they can go on together
-    (`fedglimpse.storage.checkpoint`).
-    """
+    """Replace the checkpoints of all, so that they resume together (`storage/checkpoint.py`)."""
     stored = [(part.folder, part.lanes) for part in parts if part.folder is not None]
     for folder, lanes in stored:
         state = snapshot(world, lanes)
