@@ -1,7 +1,7 @@
 """Deep Q-learning of one of a few actions for each client, from that client's own features.
 
-It is the learner of `rl.dqn` with actions in the place of clients: a row is one client, its set of
-chosen "members" is the one action it got.
+The learner is `double_dqn.py` with actions instead of clients: a row is one client, and its chosen
+set is the one action it got.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedglimpse import rng
 from fedglimpse.agent.flops import update_flops
-from fedglimpse.agent.learner import Batch, DoubleDQN
+from fedglimpse.methods.learners.double_dqn import DoubleDQN, Transitions
 
 
 class ClientObs(NamedTuple):
@@ -84,9 +84,7 @@ class ActionAgent:
             "after": torch.zeros(buffer, features),
         }
         net = ActionQ(features, hidden, actions, seed)
-        self.learner = DoubleDQN(
-            net, lr=lr, weight_decay=0.0, tau=0.0, grad_clip=1.0, loss="smooth_l1", optimizer="adam"
-        )
+        self.learner = DoubleDQN(net, lr=lr, grad_clip=1.0, loss="smooth_l1")
 
     @torch.no_grad()
     def act(self, features: Tensor, ids: Tensor, round_num: int, epsilon: float) -> Tensor:
@@ -118,7 +116,7 @@ class ActionAgent:
             return None, 0
         draw = rng.generator(self.seed, "action-q-replay", round_num)
         rows = torch.randperm(stored, generator=draw)[: self.batch]
-        batch = Batch(
+        batch = Transitions(
             obs=self._observe(self.rows["state"][rows]),
             chosen=F.one_hot(self.rows["action"][rows], self.actions).bool(),
             returns=self.rows["reward"][rows],
@@ -129,7 +127,7 @@ class ActionAgent:
         loss = self.learner.update(batch)
         self.updates += 1
         if self.updates % self.sync == 0:
-            self.learner.follow(1.0)
+            self.learner.sync_target()
         forward = len(rows) * self.flops
         return float(loss), update_flops(forward, forward)
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from fedglimpse import rng
 from fedglimpse.agent.flops import update_flops
 from fedglimpse.agent.inputs import finite
-from fedglimpse.agent.learner import Batch, DoubleDQN, set_value
+from fedglimpse.agent.learner import set_value
 from fedglimpse.errors import UserError
+from fedglimpse.methods.learners.double_dqn import DoubleDQN, Transitions
 from fedglimpse.types import View
 
 MOST_WEIGHTS = 200_000_000  # of a Q-network: 3.2 GB with its target and Adam's memory
@@ -183,9 +184,7 @@ class PopulationAgent:
         self.projection = narrow if width < sketch_dim else None  # [D, q]
         self.memory = PopulationMemory(num_clients, width, buffer)
         net = PopulationQ(inputs, hidden, num_clients, seed)
-        self.learner = DoubleDQN(
-            net, lr=lr, weight_decay=0.0, tau=0.0, grad_clip=0.0, loss="mse", optimizer="adam"
-        )
+        self.learner = DoubleDQN(net, lr=lr, grad_clip=0.0, loss="mse")
 
     def narrow(self, sketches: Tensor) -> Tensor:
         """Project sketches `[..., D]` to `[..., q]`, again at random."""
@@ -237,11 +236,11 @@ class PopulationAgent:
         loss = self.learner.update(self.transitions(entries))
         self.updates += 1
         if self.updates % self.sync == 0:
-            self.learner.follow(1.0)
+            self.learner.sync_target()
         forward = len(entries) * self.flops
         return float(loss), update_flops(forward, forward)
 
-    def transitions(self, entries: Tensor) -> Batch:
+    def transitions(self, entries: Tensor) -> Transitions:
         """Build the one-step transitions of these rounds, one row for each, or for each client."""
         row = entries % self.memory.capacity
         after = (entries + 1) % self.memory.capacity
@@ -256,7 +255,7 @@ class PopulationAgent:
             chosen = torch.zeros_like(rewards, dtype=torch.bool)
             chosen[torch.arange(len(who)), who] = True
         discount = torch.full((len(chosen),), self.gamma)
-        return Batch(obs, chosen, set_value(rewards, chosen), discount, next_obs, next_k)
+        return Transitions(obs, chosen, set_value(rewards, chosen), discount, next_obs, next_k)
 
     def _members(self, ids: Tensor) -> Tensor:
         """Mark these clients among all `[N]`."""
