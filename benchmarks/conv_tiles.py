@@ -28,14 +28,14 @@ from fedglimpse.federation import models as nets
 from fedglimpse.federation.state import Layout
 from fedglimpse.runs.provenance import code
 from fedglimpse.simulation.cuda import compiled, conv
-from fedglimpse.simulation.cuda.conv import Tile, conv3x3, conv3x3_moments, conv3x3_weight_grad
+from fedglimpse.simulation.cuda.conv import ConvTile, conv3x3, conv3x3_moments, conv3x3_weight_grad
 from fedglimpse.simulation.cuda.trainer import GraphedTrainer
-from fedglimpse.simulation.trainers.jobs import Recipe
+from fedglimpse.simulation.trainers.jobs import TrainingRecipe
 
 RESULTS = Path(__file__).parent / "results" / "conv_tiles.json"
 BATCH = 64
 Case = tuple[str, int, int, int]  # kernel, inputs, outputs, side of the images
-Try = tuple[Case, Tile]
+Try = tuple[Case, ConvTile]
 LAYERS = [(32, 32, 32), (32, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8)]
 CASES: list[Case] = [("moments", *layer) for layer in LAYERS]
 CASES += [("forward", outputs, inputs, side) for inputs, outputs, side in LAYERS]  # input gradients
@@ -43,20 +43,20 @@ CASES += [("weight", *layer) for layer in LAYERS]
 TABLES = {"forward": conv.FORWARD_TILES, "moments": conv.MOMENTS_TILES, "weight": conv.WEIGHT_TILES}
 
 
-def tiles(case: Case) -> list[Tile]:
+def tiles(case: Case) -> list[ConvTile]:
     """Return what is tried; tiles that need more than the GPU has fail when they are run."""
     kind, inputs, outputs, _ = case
     shapes = [(64, 4), (128, 4), (128, 8)]  # rows and warps
     if kind == "weight":
         pipes = [(32, 4), (64, 2), (64, 3), (128, 2)]  # terms at a time, stages
         columns = {32, 64, outputs} - ({64, 128} if outputs == 32 else set())
-        found = [Tile(r, c, d, w, s) for (r, w), c, (d, s) in product(shapes, columns, pipes)]
+        found = [ConvTile(r, c, d, w, s) for (r, w), c, (d, s) in product(shapes, columns, pipes)]
         return [tile for tile in found if tile.rows * tile.columns <= 2048 * tile.warps]
     deep = {min(inputs, 64), inputs}
     wide = product([*shapes, (256, 8)], {outputs}, deep, (1, 3, 4))
-    found = [Tile(r, c, d, w, s) for (r, w), c, d, s in wide]
+    found = [ConvTile(r, c, d, w, s) for (r, w), c, d, s in wide]
     lines = product(shapes, {32, min(outputs, 64)}, (1, 2, 3)) if inputs <= 64 else ()
-    return found + [Tile(r, c, 0, w, s) for (r, w), c, s in lines]
+    return found + [ConvTile(r, c, 0, w, s) for (r, w), c, s in lines]
 
 
 def tensors(case: Case, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +70,7 @@ def tensors(case: Case, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run(
-    case: Case, tile: Tile | None, x: torch.Tensor, other: torch.Tensor
+    case: Case, tile: ConvTile | None, x: torch.Tensor, other: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Run a case with a tile; None: the default one."""
     kind, inputs, outputs, _ = case
@@ -86,7 +86,7 @@ def run(
     return conv3x3_moments(x, other, bias, counts, 1)
 
 
-def works(case: Case, tile: Tile) -> str:
+def works(case: Case, tile: ConvTile) -> str:
     """Compile a tile, and compare it with the default one; returns what is wrong."""
     x, other = tensors(case, 2)
     want = run(case, None, x, other)
@@ -105,7 +105,7 @@ def _apart(found: torch.Tensor, want: torch.Tensor) -> float:
     return float((found - want).norm() / want.norm())
 
 
-def milliseconds(case: Case, tile: Tile | None, x: torch.Tensor, other: torch.Tensor) -> float:
+def milliseconds(case: Case, tile: ConvTile | None, x: torch.Tensor, other: torch.Tensor) -> float:
     """Return the median time of a kernel."""
     times = []
     for _ in range(12):
@@ -145,7 +145,7 @@ class Round:
     def __init__(self, clients: int) -> None:
         """Compile it."""
         data, model = examples("cifar10"), nets.cifar_cnn().cuda()
-        recipe = Recipe("sgd", lr=0.01, batch_size=BATCH, epochs=3, augment=True)
+        recipe = TrainingRecipe("sgd", lr=0.01, batch_size=BATCH, epochs=3, augment=True)
         self.trainer = GraphedTrainer(model, data, recipe, "bf16")
         self.start, self.jobs = Layout.of(model).read(model)[None], jobs_of("cifar10", clients)
         self.play()

@@ -23,7 +23,7 @@ from fedglimpse.federation.devices import Precision
 from fedglimpse.federation.state import Layout
 from fedglimpse.runs.provenance import code
 from fedglimpse.simulation.cuda.trainer import GraphedTrainer
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, LocalTrainer, Recipe
+from fedglimpse.simulation.trainers.jobs import Examples, LocalTrainer, TrainingJobs, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 RESULTS = Path(__file__).parent / "results" / "gpu_training.json"
@@ -52,13 +52,15 @@ def examples(name: str) -> Examples:
     return Examples(x.cuda(), y.cuda(), augment=name == "cifar10")
 
 
-def jobs_of(name: str, count: int) -> Jobs:
+def jobs_of(name: str, count: int) -> TrainingJobs:
     samples = MODELS[name][3]
     rows = torch.randint(POOL, (count, samples), generator=rng.generator(1, "bench"))
-    return Jobs.plain(rows, keys=torch.arange(count)).to(torch.device("cuda"))
+    return TrainingJobs.plain(rows, keys=torch.arange(count)).to(torch.device("cuda"))
 
 
-def milliseconds(trainer: LocalTrainer, start: torch.Tensor, jobs: Jobs, repeats: int) -> float:
+def milliseconds(
+    trainer: LocalTrainer, start: torch.Tensor, jobs: TrainingJobs, repeats: int
+) -> float:
     """Return the median time of a round; the first one compiles and captures."""
     times = []
     for _ in range(repeats + 1):
@@ -73,7 +75,7 @@ def milliseconds(trainer: LocalTrainer, start: torch.Tensor, jobs: Jobs, repeats
 def measure(name: str, count: int, precision: Precision, serial: bool = False) -> dict[str, object]:
     net, shape, classes, samples = MODELS[name]
     data, jobs, model = examples(name), jobs_of(name, count), net().cuda()
-    recipe = Recipe("sgd", lr=0.01, batch_size=64, epochs=EPOCHS, augment=data.augment)
+    recipe = TrainingRecipe("sgd", lr=0.01, batch_size=64, epochs=EPOCHS, augment=data.augment)
     start = Layout.of(model).read(model)[None]
     flops = ModelFlops.of(model, torch.rand(2, *shape).cuda(), classes).train
     kind = SerialTrainer if serial else GraphedTrainer

@@ -14,7 +14,7 @@ from fedglimpse import rng
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
+from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 MODELS = {
@@ -24,8 +24,8 @@ MODELS = {
 }
 SIZES = {"equal": [96] * 4, "unequal": [130, 64, 65, 20, 1]}
 RECIPES = {
-    "SGD 1e-3": Recipe("sgd", lr=1e-3, epochs=3),
-    "Adam 1e-3": Recipe("adam", lr=1e-3, epochs=3),
+    "SGD 1e-3": TrainingRecipe("sgd", lr=1e-3, epochs=3),
+    "Adam 1e-3": TrainingRecipe("adam", lr=1e-3, epochs=3),
 }
 
 
@@ -38,14 +38,14 @@ def examples(shape: tuple[int, ...], classes: int) -> Examples:
     return Examples(x.to(torch.uint8) if len(shape) == 3 else x / 100 - 1, y, augment=False)
 
 
-def jobs_of(sizes: list[int]) -> Jobs:
+def jobs_of(sizes: list[int]) -> TrainingJobs:
     """Return clients with random rows, all from the same model."""
     rows = torch.randint(2000, (len(sizes), max(sizes)), generator=rng.generator(1, "rounding"))
-    plain = Jobs.plain(rows, torch.arange(len(sizes)) * 7919)
-    return Jobs(**{**vars(plain), "sizes": torch.tensor(sizes)})
+    plain = TrainingJobs.plain(rows, torch.arange(len(sizes)) * 7919)
+    return TrainingJobs(**{**vars(plain), "sizes": torch.tensor(sizes)})
 
 
-def distance(name: str, recipe: Recipe, sizes: list[int]) -> float:
+def distance(name: str, recipe: TrainingRecipe, sizes: list[int]) -> float:
     """Train twice; return how far the two are apart."""
     net, shape, classes = MODELS[name]
     data, jobs = examples(shape, classes), jobs_of(sizes)

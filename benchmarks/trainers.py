@@ -27,7 +27,7 @@ from fedglimpse.federation.state import Layout
 from fedglimpse.runs.provenance import code
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
 from fedglimpse.simulation.trainers.choose import has_convolutions
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
+from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 RESULTS = Path(__file__).parent / "results" / "trainers.json"
@@ -47,7 +47,7 @@ CASES = (
     Case("fashion_cnn, 5 clients x 600", fashion_cnn, (1, 28, 28), 10, 5, 600),
     Case("har_mlp, 10 clients x 350", har_mlp, (561,), 6, 10, 350),
 )
-RECIPE = Recipe(optimizer="sgd", lr=0.01, batch_size=64, epochs=3)
+RECIPE = TrainingRecipe(optimizer="sgd", lr=0.01, batch_size=64, epochs=3)
 
 
 def plain_loop(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor) -> list[nn.Module]:
@@ -73,7 +73,7 @@ def measure(case: Case, repeats: int) -> dict[str, float]:
     rows = torch.arange(total).view(case.clients, case.samples)
     model = case.model()
     start = Layout.of(model).read(model)[None]
-    jobs = Jobs.plain(rows, keys=torch.arange(case.clients))
+    jobs = TrainingJobs.plain(rows, keys=torch.arange(case.clients))
     examples = Examples(x, y, augment=False)
     convolutions = has_convolutions(model)
     serial = SerialTrainer(copy.deepcopy(model), examples, RECIPE, channels_last=convolutions)

@@ -23,7 +23,7 @@ from fedglimpse.methods.registry import MODULES
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.experiment import run
 from fedglimpse.runs.rounds import play_round
-from fedglimpse.simulation.trainers.jobs import Jobs, LocalTrainer, Trained
+from fedglimpse.simulation.trainers.jobs import LocalTrainer, TrainingJobs, TrainingResults
 from fedglimpse.types import Choice, Outcome, Update
 
 SIZES = torch.tensor([10, 20, 30])
@@ -138,7 +138,7 @@ class FirstFails:
     def __init__(self, trainer: LocalTrainer) -> None:
         self.trainer = trainer
 
-    def train(self, start: Tensor, jobs: Jobs) -> Trained:
+    def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         trained = self.trainer.train(start, jobs)
         states = trained.states.clone()
         states[0] = math.nan

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fakes
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
+from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 
@@ -37,8 +37,8 @@ def _quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(mu: float, steps: int, squared: bool = True) -> float:
     """Return the weight after some steps of SGD at 0.1, from the global model 1."""
     examples = Examples(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long), augment=False)
-    recipe = Recipe(lr=0.1, batch_size=2, epochs=steps)
-    jobs = Jobs(
+    recipe = TrainingRecipe(lr=0.1, batch_size=2, epochs=steps)
+    jobs = TrainingJobs(
         start=torch.tensor([0]),
         keys=torch.tensor([1]),
         rows=torch.tensor([[0, 1]]),

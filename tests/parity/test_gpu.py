@@ -13,7 +13,7 @@ from fedglimpse.federation import models as nets
 from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
 from fedglimpse.runs.experiment import run
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
+from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,7 @@ MODELS = {
     "har": (nets.har_mlp, (561,), 6),
 }
 SIZES = {"equal": [96] * 4, "unequal": [130, 64, 65, 20, 1]}
-SGD = Recipe("sgd", lr=0.01, batch_size=64, epochs=1)
+SGD = TrainingRecipe("sgd", lr=0.01, batch_size=64, epochs=1)
 RECIPES = {
     "sgd": SGD,
     "momentum": replace(SGD, momentum=0.9),
@@ -47,10 +47,10 @@ def examples(shape: tuple[int, ...], classes: int, augment: bool) -> Examples:
     return Examples(x.cuda(), y.cuda(), augment)
 
 
-def jobs_of(sizes: list[int], mu: float = 0.0) -> Jobs:
+def jobs_of(sizes: list[int], mu: float = 0.0) -> TrainingJobs:
     count, zeros = len(sizes), torch.zeros(len(sizes))
     draw = rng.generator(1, "gpu-jobs")
-    jobs = Jobs(
+    jobs = TrainingJobs(
         start=torch.arange(count) % 2,
         keys=torch.arange(count) * 7919,
         rows=torch.randint(2000, (count, max(sizes)), generator=draw),

@@ -15,15 +15,20 @@ from fedglimpse.errors import UserError
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe, Trained
+from fedglimpse.simulation.trainers.jobs import (
+    Examples,
+    TrainingJobs,
+    TrainingRecipe,
+    TrainingResults,
+)
 from fedglimpse.simulation.trainers.objectives import blocks_of, layer_of, serpentine
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 from fedglimpse.types import LocalObjective
 
 CLASSES = 5
-SGD = Recipe("sgd", lr=0.01, batch_size=8, epochs=3)
+SGD = TrainingRecipe("sgd", lr=0.01, batch_size=8, epochs=3)
 MOMENTUM = replace(SGD, lr=0.005, momentum=0.9, weight_decay=0.01)
-ADAM = Recipe("adam", lr=0.001, batch_size=8, epochs=3)
+ADAM = TrainingRecipe("adam", lr=0.001, batch_size=8, epochs=3)
 RECIPES = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM}
 # 17 and 9 end in a batch of one example, 1 takes no step, 5 is smaller than a batch
 SIZES = {"equal": (16, 16, 16), "unequal": (9, 17, 1, 5, 16, 3)}
@@ -91,14 +96,16 @@ def features(width: int, classes: int) -> Examples:
     return Examples(x, y, augment=False)
 
 
-def jobs_of(sizes: Sequence[int], objectives: Sequence[LocalObjective], starts: int = 1) -> Jobs:
+def jobs_of(
+    sizes: Sequence[int], objectives: Sequence[LocalObjective], starts: int = 1
+) -> TrainingJobs:
     """Clients with overlapping rows; objectives and start rows go around."""
     count = len(sizes)
     each = [objectives[j % len(objectives)] for j in range(count)]
     rows = (torch.arange(max(sizes)) + 7 * torch.arange(count)[:, None]) % 60
     keys = torch.tensor([rng.key(3, "train", j) for j in range(count)])
     return replace(
-        Jobs.plain(rows, keys),
+        TrainingJobs.plain(rows, keys),
         start=torch.arange(count) % starts,
         sizes=torch.tensor(sizes),
         mu=torch.tensor([o.proximal_mu for o in each]),
@@ -122,7 +129,9 @@ def starts_of(name: str, norm: nets.Norm, count: int) -> Tensor:
     return torch.stack([Layout.of(m).read(m) for m in models])
 
 
-def assert_same(one: Trained, other: Trained, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+def assert_same(
+    one: TrainingResults, other: TrainingResults, rtol: float = 1e-4, atol: float = 1e-5
+) -> None:
     torch.testing.assert_close(one.states, other.states, rtol=rtol, atol=atol)
     torch.testing.assert_close(one.loss, other.loss, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(one.squared_loss, other.squared_loss, rtol=1e-4, atol=1e-5)
@@ -214,7 +223,7 @@ def test_real_models_agree(name: str, dtype: torch.dtype, lr: float) -> None:
     """Small steps in float32: among 100,000 pooling windows some tie but for rounding."""
     whole = images(28, 10) if name == "fashion" else features(561, 6)
     examples = replace(whole, x=whole.x.to(dtype))
-    recipe = Recipe("sgd", lr, momentum=0.9, batch_size=4, epochs=3)
+    recipe = TrainingRecipe("sgd", lr, momentum=0.9, batch_size=4, epochs=3)
     jobs = jobs_of((7, 4, 5), [LocalObjective(), OBJECTIVES["distill"]], starts=2)
     start = starts_of(name, "batch", 2).to(dtype)
     one = SerialTrainer(build(name, "batch").to(dtype), examples, recipe, channels_last=True)
@@ -233,7 +242,9 @@ def test_bytes_become_the_same_input(augment: bool) -> None:
     assert_same(*pair)
 
 
-def by_hand(model: nn.Module, job: Jobs, examples: Examples, recipe: Recipe) -> list[Tensor]:
+def by_hand(
+    model: nn.Module, job: TrainingJobs, examples: Examples, recipe: TrainingRecipe
+) -> list[Tensor]:
     """Train `model` as any tutorial would; returns the losses of all examples met."""
     size, batch_size = int(job.sizes), recipe.batch_size
     if recipe.optimizer == "adam":
@@ -321,7 +332,7 @@ def test_distillation_by_hand(kind: type) -> None:
     """One step of one batch: SGD on the mixed loss, the teacher in evaluation mode."""
     examples, share, heat = images(), 0.3, 2.5
     start = starts_of("cnn", "batch", 1)
-    recipe = Recipe("sgd", lr=0.1, batch_size=8, epochs=1)
+    recipe = TrainingRecipe("sgd", lr=0.1, batch_size=8, epochs=1)
     jobs = jobs_of((8,), [LocalObjective(distill=share, temperature=heat)])
     trained = kind(build("cnn", "batch"), examples, recipe).train(start, jobs)
     model, teacher = build("cnn", "batch"), build("cnn", "batch")

@@ -19,7 +19,7 @@ from fedglimpse.runs.experiment import Stopped, run, run_together
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.runs.rounds import play_round, restore, snapshot
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
-from fedglimpse.simulation.trainers.jobs import Jobs, Trained
+from fedglimpse.simulation.trainers.jobs import TrainingJobs, TrainingResults
 
 SMALL = {"rounds": 4, "data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2}
 
@@ -250,7 +250,7 @@ def test_seconds_hold_the_training_and_no_time_twice(
     monkeypatch.setattr("fedglimpse.runs.experiment.books_can_wait", lambda world: later)
     spent, train = list[float](), BatchedTrainer.train
 
-    def timed(self: BatchedTrainer, start: torch.Tensor, jobs: Jobs) -> Trained:
+    def timed(self: BatchedTrainer, start: torch.Tensor, jobs: TrainingJobs) -> TrainingResults:
         began = time.perf_counter()
         trained = train(self, start, jobs)
         time.sleep(0.02)

@@ -18,14 +18,20 @@ from fedglimpse.federation.reports import Sizes
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.client_reports import Reporter
 from fedglimpse.simulation.evaluation import Evaluator, Reward
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, LocalTrainer, Recipe, Trained
+from fedglimpse.simulation.trainers.jobs import (
+    Examples,
+    LocalTrainer,
+    TrainingJobs,
+    TrainingRecipe,
+    TrainingResults,
+)
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 from fedglimpse.simulation.world import Lane, World
 from fedglimpse.types import Choice, Method, Outcome, Update, View
 
 FEATURES, CLASSES, SKETCH, PROXY = 4, 3, 2, 9
 SIZES = (12, 9, 20, 5, 16)
-RECIPE = Recipe("sgd", lr=0.1, batch_size=8, epochs=2)
+RECIPE = TrainingRecipe("sgd", lr=0.1, batch_size=8, epochs=2)
 
 
 @dataclass
@@ -94,7 +100,7 @@ class Poisoned:
     value: float = torch.nan
     place: int = 3  # in the state
 
-    def train(self, start: Tensor, jobs: Jobs) -> Trained:
+    def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         trained = self.trainer.train(start, jobs)
         states = trained.states.clone()
         states[torch.isin(jobs.rows[:, 0], torch.tensor(self.first_rows)), self.place] = self.value
@@ -139,12 +145,14 @@ def lane(method: Method, seed: int = 0, k: int = 3, **options: Any) -> Lane:
     return Lane(seed, people, seen, method, Reward("f1", 0.95), k, **options)
 
 
-def trainer(people: Population, recipe: Recipe = RECIPE) -> SerialTrainer:
+def trainer(people: Population, recipe: TrainingRecipe = RECIPE) -> SerialTrainer:
     data = people.dataset
     return SerialTrainer(model(), Examples(data.x_train, data.y_train, False), recipe)
 
 
-def world(lanes: Sequence[Lane], recipe: Recipe = RECIPE, poison: Sequence[int] = ()) -> World:
+def world(
+    lanes: Sequence[Lane], recipe: TrainingRecipe = RECIPE, poison: Sequence[int] = ()
+) -> World:
     """A world of these lanes; the clients `poison` return what is not finite."""
     people = lanes[0].population
     local: LocalTrainer = trainer(people, recipe)

@@ -104,7 +104,7 @@ def test_rms_loss_is_over_examples_not_batches() -> None:
     """With a rate of almost 0 the model stays, and both losses follow from it."""
     selector = small.Fixed([0], needs=frozenset({"rms_loss", "train_loss"}))
     people = small.population()
-    still = small.Recipe("sgd", lr=1e-12, batch_size=8, epochs=2)
+    still = small.TrainingRecipe("sgd", lr=1e-12, batch_size=8, epochs=2)
     there = small.world([small.lane(Method(selector, small.Watching()))], still)
     selector.select(there.observe()[0], 3)
     # client 2 has 20 examples: batches of 8, 8 and 4 in each epoch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import TemporalWindow
-from fedglimpse.simulation.trainers.jobs import Jobs, Outline, Trained
+from fedglimpse.simulation.trainers.jobs import JobsSummary, TrainingJobs, TrainingResults
 from fedglimpse.simulation.transfer import on_its_way, sent
 from fedglimpse.types import Choice, LocalObjective, Method
 
@@ -30,7 +30,7 @@ def test_it_is_called_once_after_training_began(when: str) -> None:
     there, order = world(NEEDS[when]), list[str]()
     train = there.trainer.train
 
-    def noted(start: Tensor, jobs: Jobs) -> Trained:
+    def noted(start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         order.append("train")
         return train(start, jobs)
 
@@ -79,7 +79,7 @@ def test_records_are_asked_for_once() -> None:
         there.records([{}, {}], [False, False])
 
 
-def test_the_outline_is_what_the_jobs_say() -> None:
+def test_the_precomputed_summary_is_that_of_the_jobs() -> None:
     objectives = [
         LocalObjective(),
         LocalObjective(proximal_mu=0.5, proximal_squared=False),
@@ -91,18 +91,20 @@ def test_the_outline_is_what_the_jobs_say() -> None:
             small.lane(Method(small.Fixed([3, 0]), TemporalWindow(2, "raw"), one), seed=i)
             for i, one in enumerate(some)
         ]
-        there, asked = small.world(lanes), list[Jobs]()
+        there, asked = small.world(lanes), list[TrainingJobs]()
         train = there.trainer.train
 
-        def noted(start: Tensor, jobs: Jobs, train: Any = train, asked: Any = asked) -> Trained:
+        def noted(
+            start: Tensor, jobs: TrainingJobs, train: Any = train, asked: Any = asked
+        ) -> TrainingResults:
             asked.append(jobs)
             return train(start, jobs)
 
         there.trainer.train = noted  # type: ignore[method-assign]
         small.play(there)
-        assert [jobs.known for jobs in asked] == [Outline.of(jobs) for jobs in asked]
+        assert [jobs.precomputed for jobs in asked] == [JobsSummary.of(jobs) for jobs in asked]
         picked = asked[0].pick(torch.tensor([1]))
-        assert picked.known == Outline.of(picked)
+        assert picked.precomputed == JobsSummary.of(picked)
 
 
 def test_transfers_on_a_cpu_are_the_values_themselves() -> None:

@@ -16,13 +16,13 @@ from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.evaluation import Evaluator
 from fedglimpse.simulation.gradients import mean_gradients
 from fedglimpse.simulation.trainers.choose import check_trainer, many_models, trainer_of
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe
+from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 from fedglimpse.simulation.trainers.stacked import unstackable
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES = 8, 3
-RECIPE = Recipe(lr=0.1, batch_size=16, epochs=2)
+RECIPE = TrainingRecipe(lr=0.1, batch_size=16, epochs=2)
 
 
 class Residual(nn.Sequential):
@@ -127,7 +127,7 @@ def test_the_trainer_and_the_scores_of_auto_are_those_of_the_plain_loop(
     model, examples = make(), examples_of(shape)
     layout = Layout.of(model)
     start = layout.read(model)[None]
-    jobs = Jobs.plain(torch.arange(120).view(3, 40), torch.tensor([1, 2, 3]))
+    jobs = TrainingJobs.plain(torch.arange(120).view(3, 40), torch.tensor([1, 2, 3]))
     auto = trainer_of(EngineConfig(), copy.deepcopy(model), examples, RECIPE, CPU, "fp32")
     serial = SerialTrainer(copy.deepcopy(model), examples, RECIPE)
     trained = serial.train(start, jobs).states
@@ -144,7 +144,7 @@ def test_what_does_not_train_has_no_gradient_and_does_not_move() -> None:
     model, examples = frozen_layer(), examples_of((8,))
     layout = Layout.of(model)
     start, fixed = layout.read(model)[None], slice(0, 8 * 16 + 16)
-    jobs = Jobs.plain(torch.arange(40).view(1, 40), torch.tensor([1]))
+    jobs = TrainingJobs.plain(torch.arange(40).view(1, 40), torch.tensor([1]))
     auto = trainer_of(EngineConfig(), copy.deepcopy(model), examples, RECIPE, CPU, "fp32")
     assert torch.equal(auto.train(start, jobs).states[:, fixed], start[:, fixed])
     gradient = mean_gradients(Evaluator(model, CLASSES), start, [examples.x], [examples.y])
@@ -171,7 +171,7 @@ def test_counters_do_not_travel_from_client_to_client() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, momentum=None), nn.Linear(16, 3))
     start = Layout.of(model).read(model)[None]
     examples = examples_of((8,))
-    both = Jobs.plain(torch.arange(80).view(2, 40), torch.tensor([1, 2]))
+    both = TrainingJobs.plain(torch.arange(80).view(2, 40), torch.tensor([1, 2]))
     second = both.pick(torch.tensor([1]))
     together = SerialTrainer(copy.deepcopy(model), examples, RECIPE).train(start, both).states[1]
     alone = SerialTrainer(copy.deepcopy(model), examples, RECIPE).train(start, second).states[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedglimpse.errors import UserError
 from fedglimpse.federation.aggregation import TemporalWindow
-from fedglimpse.simulation.trainers.jobs import Jobs, Trained
+from fedglimpse.simulation.trainers.jobs import TrainingJobs, TrainingResults
 from fedglimpse.simulation.world import World
 from fedglimpse.types import Choice, LocalObjective, Method, Update
 
@@ -36,7 +36,7 @@ def alone(there: World, state: Tensor, client: int, round_num: int = 0) -> Tenso
     """Train one client from `state` as the world would `[d]`."""
     people = there.lanes[0].population
     key = torch.tensor([small.rng.key(0, "train", round_num, client)])
-    jobs = Jobs.plain(people.rows[client][None], key)
+    jobs = TrainingJobs.plain(people.rows[client][None], key)
     return small.trainer(people).train(state[None], jobs).states[0]
 
 
@@ -72,7 +72,7 @@ class TestSequential:
         together = small.world(lanes())
         train = together.trainer.train
 
-        def counted(start: Tensor, jobs: Jobs) -> Trained:
+        def counted(start: Tensor, jobs: TrainingJobs) -> TrainingResults:
             calls.append(len(jobs))
             return train(start, jobs)
 
@@ -146,7 +146,7 @@ class TestStarts:
         rows = []
         train = there.trainer.train
 
-        def counted(start: Tensor, jobs: Jobs) -> Trained:
+        def counted(start: Tensor, jobs: TrainingJobs) -> TrainingResults:
             rows.append((len(start), jobs.start.tolist()))
             return train(start, jobs)
 
@@ -177,7 +177,7 @@ class TestJobs:
             there, found = small.world(some), []
             train = there.trainer.train
 
-            def noted(start: Tensor, jobs: Jobs) -> Trained:
+            def noted(start: Tensor, jobs: TrainingJobs) -> TrainingResults:
                 for i in range(len(jobs)):
                     job = jobs.pick(torch.tensor([i]))
                     begins = start[job.start].tolist()
@@ -369,7 +369,7 @@ class TestObjectives:
     def test_a_tiny_rate_changes_nothing_but_statistics(self) -> None:
         for sequential in (False, True):
             lane = small.lane(method([0, 1, 2], sequential, distill=0.5))
-            there = small.world([lane], small.Recipe("sgd", lr=1e-30, batch_size=8))
+            there = small.world([lane], small.TrainingRecipe("sgd", lr=1e-30, batch_size=8))
             cut, before = there.reporter.num_params, there.states.clone()
             small.play(there)
             torch.testing.assert_close(there.states[:, :cut], before[:, :cut], rtol=0, atol=1e-7)

@@ -29,7 +29,7 @@ from fedglimpse.simulation.evaluation import Evaluator
 from fedglimpse.simulation.gradients import distance, mean_gradient
 from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.simulation.trainers.choose import recipe_of
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs
+from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 from fedglimpse.types import LocalObjective
 
@@ -99,11 +99,11 @@ def local_training(data: Data) -> Train:
     return train
 
 
-def _job(settings: Settings, size: int) -> Jobs:
+def _job(settings: Settings, size: int) -> TrainingJobs:
     """Return the one training of this client, with the simulator's randomness."""
     objective = LocalObjective(**section(settings, "objective"))
     key = rng.key(settings["seed"], "train", settings["round"], settings["client"])
-    return Jobs(
+    return TrainingJobs(
         start=torch.zeros(1, dtype=torch.long),
         keys=torch.tensor([key]),
         rows=torch.arange(size)[None],

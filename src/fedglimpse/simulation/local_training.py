@@ -21,7 +21,7 @@ from fedglimpse.data.population import Population
 from fedglimpse.errors import UserError
 from fedglimpse.simulation.lane import Lane
 from fedglimpse.simulation.trained_clients import TrainedClients
-from fedglimpse.simulation.trainers.jobs import Jobs, LocalTrainer, Outline
+from fedglimpse.simulation.trainers.jobs import JobsSummary, LocalTrainer, TrainingJobs
 from fedglimpse.simulation.transfer import sent
 from fedglimpse.types import Aggregator, LocalObjective
 
@@ -134,7 +134,7 @@ def _run(
 
 def _table(
     lanes: Sequence[Lane], tasks: Sequence[_Task], holdings: Holdings
-) -> tuple[Tensor, Jobs]:
+) -> tuple[Tensor, TrainingJobs]:
     """Return the start states `[S, d]` and the jobs of some tasks."""
     start, index, keys, sizes, visits, clients, wishes = [], [], [], [], [], [], []
     count = 0  # rows of `start`
@@ -155,7 +155,7 @@ def _table(
     whole = sent(torch.from_numpy(numbers), states.device)  # [4, J] in one transfer
     each = np.array(wishes, dtype=np.float32).T.repeat([len(ids) for ids in clients], axis=1)
     real = sent(torch.from_numpy(each), states.device)  # [4, J]
-    return states, Jobs(
+    return states, TrainingJobs(
         start=whole[0],
         keys=whole[1],
         rows=holdings.take(populations, clients, whole[2], max(sizes)),
@@ -165,11 +165,11 @@ def _table(
         distill=real[2],
         temperature=real[3],
         visit=whole[3],
-        known=Outline(
-            longest=max(sizes),
-            pulled=any(mu > 0 for mu, *_ in wishes),
-            squared=all(squared for _, squared, *_ in wishes),
-            special=max(visits) >= 0 or any(distill > 0 for _, _, distill, _ in wishes),
+        precomputed=JobsSummary(
+            most_rows=max(sizes),
+            any_proximal=any(mu > 0 for mu, *_ in wishes),
+            all_squared=all(squared for _, squared, *_ in wishes),
+            any_special=max(visits) >= 0 or any(distill > 0 for _, _, distill, _ in wishes),
         ),
     )
 

@@ -16,7 +16,7 @@ from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.cuda.compiled import Losses, Named, any_number
 from fedglimpse.simulation.cuda.descent import descend
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe, Tally
+from fedglimpse.simulation.trainers.jobs import Examples, LossSums, TrainingJobs, TrainingRecipe
 from fedglimpse.simulation.trainers.optimizers import StackedOptimizer
 
 _WARM_UP = 3  # steps before capture, so that every lazy set-up is done
@@ -28,7 +28,7 @@ class Program:
 
     layout: Layout
     examples: Examples
-    recipe: Recipe
+    recipe: TrainingRecipe
     precision: Precision
     losses: Losses
     descending: Mapping[str, int]  # of `descent.descending`
@@ -87,7 +87,7 @@ class CapturedStep:
         alone = {f"{name}.weight" for name in self.slopes}
         self.leaves = [e.name for e in program.layout.params if e.name not in alone]
         zeros = torch.zeros(jobs, device=device)
-        self.jobs = Jobs(
+        self.jobs = TrainingJobs(
             start=zeros.long(),
             keys=zeros.long(),
             rows=torch.zeros(jobs, self.width, device=device, dtype=torch.long),
@@ -102,7 +102,7 @@ class CapturedStep:
         self.place = torch.zeros((), device=device, dtype=torch.long)  # first example of the batch
         params = [self.state[n] for n in self.leaves]
         self.optimizer = StackedOptimizer(params, program.recipe, self.jobs)
-        self.tally = Tally(jobs, device)
+        self.tally = LossSums(jobs, device)
         work = program.examples
         self.gather, self.update = work.batch, self.optimizer.step
         if program.compiled:
@@ -113,7 +113,7 @@ class CapturedStep:
         self.ordering: torch.cuda.CUDAGraph | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def load(self, named: dict[str, Tensor], wave: Jobs) -> None:
+    def load(self, named: dict[str, Tensor], wave: TrainingJobs) -> None:
         """Put a wave's clients into this step's memory; the rest of it stays idle."""
         count = len(wave)
         for name, value in self._real().items():
@@ -124,7 +124,7 @@ class CapturedStep:
         self.jobs.sizes[:count] = wave.sizes
         self.jobs.rows[:count, : wave.rows.shape[1]] = wave.rows
         self.optimizer.reset()
-        for value in vars(self.tally).values():
+        for value in self.tally.tensors():
             value.zero_()
 
     def trained(self, count: int) -> Tensor:
@@ -160,7 +160,7 @@ class CapturedStep:
     def _capture(self) -> None:
         """Warm up on a copy of the memory, then record one step."""
         memory = [*self.state.values(), self.place, *self.optimizer.memory()]
-        memory += vars(self.tally).values()
+        memory += self.tally.tensors()
         kept = [m.clone() for m in memory]
         self.graph = _recorded(self._once)
         for m, value in zip(memory, kept, strict=True):

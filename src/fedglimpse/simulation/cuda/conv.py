@@ -30,7 +30,7 @@ ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))  # compute capabilities with shared m
 _PART_PIXELS = 2048  # of a client that one program of the weight gradient sums, at least
 
 
-class Tile(NamedTuple):
+class ConvTile(NamedTuple):
     """What a program of a kernel computes at a time."""
 
     rows: int  # of its result: pixels, or kernel rows x inputs for gradients of weights
@@ -43,22 +43,22 @@ class Tile(NamedTuple):
 # By inputs and outputs of a layer, in bf16; the fastest of those that `benchmarks/conv_tiles.py`
 # tries on an H200. Other layers, and GPUs with less shared memory, take what `_tile` and
 # `_weight_tile` say.
-FORWARD_TILES: dict[tuple[int, int], Tile] = {
-    (32, 32): Tile(128, 32, 0, 8, 3),
-    (64, 32): Tile(64, 32, 0, 4, 3),
-    (64, 64): Tile(64, 64, 0, 4, 3),
+FORWARD_TILES: dict[tuple[int, int], ConvTile] = {
+    (32, 32): ConvTile(128, 32, 0, 8, 3),
+    (64, 32): ConvTile(64, 32, 0, 4, 3),
+    (64, 64): ConvTile(64, 64, 0, 4, 3),
 }
-MOMENTS_TILES: dict[tuple[int, int], Tile] = {
-    (32, 32): Tile(64, 32, 0, 4, 3),
-    (32, 64): Tile(64, 64, 0, 4, 3),
-    (64, 128): Tile(256, 128, 64, 8, 3),
+MOMENTS_TILES: dict[tuple[int, int], ConvTile] = {
+    (32, 32): ConvTile(64, 32, 0, 4, 3),
+    (32, 64): ConvTile(64, 64, 0, 4, 3),
+    (64, 128): ConvTile(256, 128, 64, 8, 3),
 }
-WEIGHT_TILES: dict[tuple[int, int], Tile] = {
-    (32, 32): Tile(128, 32, 32, 4, 4),
-    (32, 64): Tile(128, 64, 32, 4, 4),
-    (64, 64): Tile(64, 64, 32, 4, 4),
-    (64, 128): Tile(128, 128, 32, 8, 4),
-    (128, 128): Tile(128, 128, 64, 8, 3),
+WEIGHT_TILES: dict[tuple[int, int], ConvTile] = {
+    (32, 32): ConvTile(128, 32, 32, 4, 4),
+    (32, 64): ConvTile(128, 64, 32, 4, 4),
+    (64, 64): ConvTile(64, 64, 32, 4, 4),
+    (64, 128): ConvTile(128, 128, 32, 8, 4),
+    (128, 128): ConvTile(128, 128, 64, 8, 3),
 }
 
 
@@ -72,7 +72,7 @@ def _exact(x: Tensor) -> bool:
     return x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
 
 
-def _tile(x: Tensor, outputs: int, pad: int, moments: bool) -> Tile:
+def _tile(x: Tensor, outputs: int, pad: int, moments: bool) -> ConvTile:
     """Return the tile of a forward kernel for images `[J, B, H, W, CI]`."""
     wide, inputs = x.shape[3:]
     half, table = x.dtype == torch.bfloat16, MOMENTS_TILES if moments else FORWARD_TILES
@@ -80,18 +80,18 @@ def _tile(x: Tensor, outputs: int, pad: int, moments: bool) -> Tile:
     if tile and (tile.deep or (pad == 1 and tile.rows % wide == 0)):
         return tile
     columns = min(outputs, 64 if _exact(x) else 128)
-    return Tile(rows=128, columns=columns, deep=min(inputs, 64 if half else 32))
+    return ConvTile(rows=128, columns=columns, deep=min(inputs, 64 if half else 32))
 
 
-def _weight_tile(x: Tensor, outputs: int) -> Tile:
+def _weight_tile(x: Tensor, outputs: int) -> ConvTile:
     """Return the tile of the weight kernel for images `[J, B, H, W, CI]`."""
     columns = min(outputs, 64)
     if _exact(x):  # these products need more registers
-        return Tile(rows=64, columns=min(outputs, 32), deep=32, stages=1)
+        return ConvTile(rows=64, columns=min(outputs, 32), deep=32, stages=1)
     if x.dtype != torch.bfloat16:
-        return Tile(rows=64, columns=columns, deep=64, stages=1)
+        return ConvTile(rows=64, columns=columns, deep=64, stages=1)
     tile = WEIGHT_TILES.get((x.shape[-1], outputs)) if _roomy(x.device) else None
-    return tile or Tile(rows=64, columns=columns, deep=64)
+    return tile or ConvTile(rows=64, columns=columns, deep=64)
 
 
 @cache
@@ -153,7 +153,7 @@ def _sums_shape(x: Tensor, out: Tensor, pad: int) -> tuple[int, int, int, int]:
     return x.shape[0], _programs(x, out, _tile(x, outputs, pad, True)), 2, outputs
 
 
-def _programs(x: Tensor, out: Tensor, tile: Tile) -> int:
+def _programs(x: Tensor, out: Tensor, tile: ConvTile) -> int:
     """Return how many programs share a client's pixels."""
     if not tile.deep:
         return triton.cdiv(x.shape[1], tile.rows // x.shape[3])

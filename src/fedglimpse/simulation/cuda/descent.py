@@ -14,13 +14,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from fedglimpse.simulation.trainers.jobs import Recipe
+from fedglimpse.simulation.trainers.jobs import TrainingRecipe
 
 NO_SLOPES: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def descending(
-    layers: list[tuple[str, nn.Module]], recipe: Recipe, dtype: torch.dtype
+    layers: list[tuple[str, nn.Module]], recipe: TrainingRecipe, dtype: torch.dtype
 ) -> dict[str, int]:
     """Return the layers whose weights can step by themselves, with the number of their outputs.
 

@@ -31,7 +31,7 @@ from fedglimpse.simulation.cuda.first_layer_kernels import (
 from fedglimpse.simulation.cuda.operators import named
 
 
-class Tile(NamedTuple):
+class QuadTile(NamedTuple):
     """How a kernel divides its work."""
 
     quads: int  # of a program at a time
@@ -40,10 +40,10 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "moments": Tile(64, 16, 4),
-    "result": Tile(64, 16, 4),
-    "sums": Tile(64, 16, 4),
-    "weights": Tile(64, 16, 4),
+    "moments": QuadTile(64, 16, 4),
+    "result": QuadTile(64, 16, 4),
+    "sums": QuadTile(64, 16, 4),
+    "weights": QuadTile(64, 16, 4),
 }
 GREY = {"moments": (16, 1), "result": (32, 2), "weights": (32, 4)}  # quads, warps for one channel
 
@@ -88,7 +88,7 @@ def first_layer(
     return padded_layer(padded, *tensors, eps, pool)
 
 
-def _work(x: Tensor, outputs: int, tile: Tile) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _work(x: Tensor, outputs: int, tile: QuadTile) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the sizes that all kernels take: three of the images, five of a tile."""
     batch, high, wide, inputs = x.shape[1:]
     across = (wide - 2) // 2
@@ -103,7 +103,7 @@ def _precision(x: Tensor) -> str:
     return "ieee" if exact else "tf32"
 
 
-def _tile(kernel: str, x: Tensor) -> Tile:
+def _tile(kernel: str, x: Tensor) -> QuadTile:
     """Return a kernel's tile; a small one where exact products need more registers."""
     tile = TILES[kernel]
     if x.shape[-1] == 1 and kernel in GREY:

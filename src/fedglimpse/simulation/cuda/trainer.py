@@ -20,7 +20,13 @@ from fedglimpse.simulation.cuda.compiled import losses_of
 from fedglimpse.simulation.cuda.descent import descending
 from fedglimpse.simulation.memory import bytes_per_job, fitting_jobs, smaller_until_it_fits
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
-from fedglimpse.simulation.trainers.jobs import Examples, Jobs, Recipe, Tally, Trained
+from fedglimpse.simulation.trainers.jobs import (
+    Examples,
+    LossSums,
+    TrainingJobs,
+    TrainingRecipe,
+    TrainingResults,
+)
 from fedglimpse.simulation.trainers.stacked import chain
 
 MAX_JOBS = 256  # clients in one captured step
@@ -36,7 +42,7 @@ class GraphedTrainer:
         self,
         model: nn.Module,
         examples: Examples,
-        recipe: Recipe,
+        recipe: TrainingRecipe,
         precision: Precision = "fp32",
         max_jobs: int | None = None,
         compiled: bool = True,
@@ -69,14 +75,14 @@ class GraphedTrainer:
         self.steps: dict[tuple[int, bool, bool], CapturedStep] = {}
         self.width = 0  # rows of a client that captured steps have room for
 
-    def train(self, start: Tensor, jobs: Jobs) -> Trained:
+    def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         """Train every job; the answer is in the order of `jobs`."""
-        if jobs.outline.special:
+        if jobs.summary.any_special:
             return self.plain.train(start, jobs)
         if self.max_jobs is None:
             self.max_jobs = fitting_jobs(self.bytes_per_job, start.device, MAX_JOBS)
 
-        def attempt(most: int) -> Trained:
+        def attempt(most: int) -> TrainingResults:
             self.max_jobs = most
             return self._train(start, jobs, most)
 
@@ -87,39 +93,41 @@ class GraphedTrainer:
         self.steps.clear()
         gc.collect()
 
-    def _train(self, start: Tensor, jobs: Jobs, most: int) -> Trained:
+    def _train(self, start: Tensor, jobs: TrainingJobs, most: int) -> TrainingResults:
         """Train in waves of at most so many jobs."""
         named = self.layout.unpack(start)
         if len(jobs) <= most:
             states, tally = self._wave(named, jobs, most)
-            return tally.over(states)
+            return tally.results(states)
         states = start.new_empty(len(jobs), self.layout.size)
-        tally = Tally(len(jobs), start.device)
+        tally = LossSums(len(jobs), start.device)
         waves = -(-len(jobs) // most)  # of equal size: a small one takes as long as a large one
         for index in torch.arange(len(jobs), device=start.device).tensor_split(waves):
             states[index], some = self._wave(named, jobs.pick(index), most)
             tally.put(index, some)
-        return tally.over(states)
+        return tally.results(states)
 
-    def _wave(self, named: dict[str, Tensor], wave: Jobs, most: int) -> tuple[Tensor, Tally]:
+    def _wave(
+        self, named: dict[str, Tensor], wave: TrainingJobs, most: int
+    ) -> tuple[Tensor, LossSums]:
         """Train some jobs at once; returns their states `[J, d]` and losses."""
         step = self._step(wave, most)
         step.load(named, wave)
-        batches = -(-wave.outline.longest // self.recipe.batch_size)
+        batches = -(-wave.summary.most_rows // self.recipe.batch_size)
         for epoch in range(self.recipe.epochs):
             step.shuffle(epoch)
             for _ in range(batches):
                 step.run()
         return step.trained(len(wave)), step.tally.first(len(wave))
 
-    def _step(self, wave: Jobs, most: int) -> CapturedStep:
+    def _step(self, wave: TrainingJobs, most: int) -> CapturedStep:
         """Return the captured step that has room for these jobs."""
-        jobs, width, outline = bucket(len(wave), most), wave.rows.shape[1], wave.outline
-        kind = (jobs, outline.pulled, outline.squared)
+        jobs, width, outline = bucket(len(wave), most), wave.rows.shape[1], wave.summary
+        kind = (jobs, outline.any_proximal, outline.all_squared)
         if kind not in self.steps or self.steps[kind].width < width:
             self.width = max(self.width, roomy_width(width, self.recipe.batch_size))
             self.steps[kind] = CapturedStep(
-                self.program, jobs, self.width, outline.pulled, outline.squared
+                self.program, jobs, self.width, outline.any_proximal, outline.all_squared
             )
         return self.steps[kind]
 

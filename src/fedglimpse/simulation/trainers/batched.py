@@ -14,10 +14,10 @@ from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.trainers.jobs import (
     Examples,
-    Jobs,
-    Recipe,
-    Tally,
-    Trained,
+    LossSums,
+    TrainingJobs,
+    TrainingRecipe,
+    TrainingResults,
     batch_counts,
     steps_per_epoch,
 )
@@ -30,7 +30,7 @@ from fedglimpse.simulation.trainers.stacked import Descent, StackedModel
 class _Wave:
     """Jobs that train together: largest first, all of the same block."""
 
-    jobs: Jobs
+    jobs: TrainingJobs
     state: dict[str, Tensor]  # name -> [J, *shape], trained in place
     leaves: list[str]  # names of the tensors that train
     frozen: frozenset[str]  # layers that do not
@@ -50,7 +50,7 @@ class BatchedTrainer:
         self,
         model: nn.Module,
         examples: Examples,
-        recipe: Recipe,
+        recipe: TrainingRecipe,
         precision: Precision = "fp32",
         max_jobs: int | None = None,
     ) -> None:
@@ -74,19 +74,19 @@ class BatchedTrainer:
         self.examples, self.recipe, self.precision = examples, recipe, precision
         self.max_jobs = max_jobs
 
-    def train(self, start: Tensor, jobs: Jobs) -> Trained:
+    def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         """Train every job; the answer is in the order of `jobs`."""
         states = start.new_empty(len(jobs), self.layout.size)
-        tally = Tally(len(jobs), start.device)
+        tally = LossSums(len(jobs), start.device)
         named = self.layout.unpack(start)
         for block, index in self._waves(jobs):
             index = index.to(start.device)
             wave = self._wave(named, jobs.pick(index), block)
             tally.put(index, self._train_wave(wave))
             states[index] = self.layout.pack(wave.state)
-        return tally.over(states)
+        return tally.results(states)
 
-    def _waves(self, jobs: Jobs) -> list[tuple[int, Tensor]]:
+    def _waves(self, jobs: TrainingJobs) -> list[tuple[int, Tensor]]:
         """Return (block or -1, positions of jobs that train together), largest jobs first."""
         order = torch.argsort(jobs.sizes.cpu(), descending=True, stable=True)
         visits, distils = jobs.visit.tolist(), (jobs.distill > 0).tolist()
@@ -100,7 +100,7 @@ class BatchedTrainer:
             for part in torch.tensor(members).split(self.max_jobs or len(members))
         ]
 
-    def _wave(self, named: dict[str, Tensor], jobs: Jobs, block: int) -> _Wave:
+    def _wave(self, named: dict[str, Tensor], jobs: TrainingJobs, block: int) -> _Wave:
         state = {n: v[jobs.start] for n, v in named.items()}  # copies, each contiguous
         train = self.blocks[block] if block >= 0 else [n for part in self.blocks for n in part]
         leaves = [n for n in self.trainable if layer_of(n) in train]
@@ -112,16 +112,16 @@ class BatchedTrainer:
             leaves = [n for n in leaves if layer_of(n) not in self.stacked.dense]
         return _Wave(jobs, state, leaves, frozen, teacher, learn)
 
-    def _steps_alone(self, jobs: Jobs) -> bool:
+    def _steps_alone(self, jobs: TrainingJobs) -> bool:
         """True where the step of a weight is its gradient and nothing else, on a CPU."""
         recipe = self.recipe
         plain = recipe.optimizer == "sgd" and not recipe.momentum and not recipe.weight_decay
         return plain and not bool((jobs.mu > 0).any()) and jobs.mu.device.type == "cpu"
 
-    def _train_wave(self, wave: _Wave) -> Tally:
+    def _train_wave(self, wave: _Wave) -> LossSums:
         jobs, batch_size = wave.jobs, self.recipe.batch_size
         optimizer = StackedOptimizer([wave.state[n] for n in wave.leaves], self.recipe, jobs)
-        tally, sizes = Tally(len(jobs), jobs.sizes.device), jobs.sizes.cpu()
+        tally, sizes = LossSums(len(jobs), jobs.sizes.device), jobs.sizes.cpu()
         for epoch in range(self.recipe.epochs):
             rows, draws = self.examples.order(jobs, epoch)
             for step in range(steps_per_epoch(sizes, batch_size)):

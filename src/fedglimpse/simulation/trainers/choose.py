@@ -14,14 +14,14 @@ from fedglimpse.federation.devices import Precision
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.many_models import ManyModels, StackedMany
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
-from fedglimpse.simulation.trainers.jobs import Examples, LocalTrainer, Recipe
+from fedglimpse.simulation.trainers.jobs import Examples, LocalTrainer, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 from fedglimpse.simulation.trainers.stacked import unstackable
 
 
-def recipe_of(local: LocalConfig, images: bool) -> Recipe:
+def recipe_of(local: LocalConfig, images: bool) -> TrainingRecipe:
     """Return how clients train; only images are augmented."""
-    return Recipe(
+    return TrainingRecipe(
         optimizer=local.optimizer,  # type: ignore[arg-type]
         lr=local.lr,
         momentum=local.momentum,
@@ -36,7 +36,7 @@ def trainer_of(
     settings: EngineConfig,
     model: nn.Module,
     examples: Examples,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     device: torch.device,
     precision: Precision,
 ) -> LocalTrainer:

@@ -1,4 +1,8 @@
-"""What a local trainer is asked and what it answers, the same for every trainer."""
+"""What a local trainer is given and what it returns, the same for every trainer.
+
+A job is the local training of one client in one round. `TrainingJobs` holds the jobs of all lanes
+as tensors with one entry per job; a `LocalTrainer` turns them into `TrainingResults`.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ from fedglimpse.data.dataset import as_input, crop_and_flip
 Optimizer = Literal["sgd", "adam"]
 
 CROP_PAD = 4  # pixels of zero padding around an augmented image
+_CROP_OFFSETS = 2 * CROP_PAD + 1  # positions of a crop along one side
 _AUGMENT = 1 << 20  # separates augmentation draws from the shuffles of the same key
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How a client trains: one optimizer, fresh in every round."""
 
     optimizer: Optimizer = "sgd"
@@ -29,29 +34,35 @@ class Recipe:
     epochs: int = 3
     augment: bool = False  # random crop and horizontal flip (images only)
 
+    @property
+    def is_plain_sgd(self) -> bool:
+        """True where a step is the gradient times a constant, whatever came before."""
+        return self.optimizer == "sgd" and not self.momentum and not self.weight_decay
+
 
 @dataclass(frozen=True)
-class Outline:
-    """What a trainer has to know of its jobs before it starts."""
+class JobsSummary:
+    """What a trainer has to know about its jobs before it starts."""
 
-    longest: int  # rows of the largest
-    pulled: bool  # one of them has a proximal weight
-    squared: bool  # all have the squared penalty
-    special: bool  # one of them distils or trains a single block
+    most_rows: int  # of any job
+    any_proximal: bool  # some job has a proximal weight
+    all_squared: bool  # every job has the squared penalty
+    any_special: bool  # some job distils or trains a single block
 
     @staticmethod
-    def of(jobs: Jobs) -> Outline:
-        """Read it off the jobs, which waits for their device."""
-        return Outline(
-            longest=int(jobs.sizes.max()) if len(jobs) else 0,
-            pulled=bool((jobs.mu > 0).any()),
-            squared=bool(jobs.squared.all()),
-            special=bool((jobs.distill > 0).any() | (jobs.visit >= 0).any()),
+    def of(jobs: TrainingJobs) -> JobsSummary:
+        """Compute it from the jobs, which waits for their device."""
+        special = (jobs.distill > 0).any() | (jobs.visit >= 0).any()
+        return JobsSummary(
+            most_rows=int(jobs.sizes.max()) if len(jobs) else 0,
+            any_proximal=bool((jobs.mu > 0).any()),
+            all_squared=bool(jobs.squared.all()),
+            any_special=bool(special),
         )
 
 
 @dataclass(frozen=True)
-class Jobs:
+class TrainingJobs:
     """Local trainings to do, of all lanes. Padding in `rows` is never read."""
 
     start: Tensor  # [J] row of the start states
@@ -63,57 +74,57 @@ class Jobs:
     distill: Tensor  # [J] share of the loss that is distillation from the start state
     temperature: Tensor  # [J] of the distillation
     visit: Tensor  # [J] int64 counter that says which block trains; -1: the whole model
-    known: Outline | None = None  # where whoever made them knows it already
+    precomputed: JobsSummary | None = None  # spares a GPU the wait; None: computed when needed
 
     @property
-    def outline(self) -> Outline:
-        """What there is to know before the start."""
-        return self.known or Outline.of(self)
+    def summary(self) -> JobsSummary:
+        """What a trainer has to know before it starts."""
+        return self.precomputed or JobsSummary.of(self)
 
     @staticmethod
-    def plain(rows: Tensor, keys: Tensor) -> Jobs:
+    def plain(rows: Tensor, keys: Tensor) -> TrainingJobs:
         """Return jobs of equal size that start from row 0 and minimise nothing but their loss.
 
         Args:
             rows: of the training set, no padding.  # [J, n]
             keys: int64, one for each job.  # [J]
         """
-        like = torch.zeros(len(rows), device=rows.device)
-        return Jobs(
-            start=like.long(),
+        zeros = torch.zeros(len(rows), device=rows.device)
+        return TrainingJobs(
+            start=zeros.long(),
             keys=keys,
             rows=rows,
             sizes=torch.full_like(keys, rows.shape[1]),
-            mu=like,
-            squared=like == 0,
-            distill=like,
-            temperature=like + 1,
-            visit=like.long() - 1,
+            mu=zeros,
+            squared=zeros == 0,
+            distill=zeros,
+            temperature=zeros + 1,
+            visit=zeros.long() - 1,
         )
 
     def __len__(self) -> int:
         return len(self.start)
 
-    def pick(self, index: Tensor) -> Jobs:
+    def pick(self, index: Tensor) -> TrainingJobs:
         """Return the jobs at these positions, in this order, with no more padding than needed."""
-        picked: dict[str, Any] = {k: v[index] for k, v in self.tensors().items()}
-        some = replace(self, known=None, **picked)
-        outline = some.outline
-        return replace(some, rows=some.rows[:, : outline.longest], known=outline)
+        picked: dict[str, Any] = {name: value[index] for name, value in self.tensors().items()}
+        jobs = replace(self, precomputed=None, **picked)
+        summary = jobs.summary
+        return replace(jobs, rows=jobs.rows[:, : summary.most_rows], precomputed=summary)
 
-    def to(self, device: torch.device) -> Jobs:
+    def to(self, device: torch.device) -> TrainingJobs:
         """Move every tensor to `device`."""
-        moved: dict[str, Any] = {k: v.to(device) for k, v in self.tensors().items()}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
         return replace(self, **moved)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that has an entry for each job."""
-        return {k: v for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What came of the jobs, in their order. Losses are of the labels alone, without penalties."""
+class TrainingResults:
+    """Results of jobs, in their order. Losses are of the labels alone, without penalties."""
 
     states: Tensor  # [J, d] local states after training
     loss: Tensor  # [J] mean loss over all batches and epochs; 0 where no step was taken
@@ -121,50 +132,57 @@ class Trained:
     steps: Tensor  # [J] optimizer steps taken
 
 
-class Tally:
-    """Running sums of the losses that jobs meet while they train."""
+class LossSums:
+    """Running sums of the losses that jobs meet while they train, one entry per job."""
 
     def __init__(self, jobs: int, device: torch.device) -> None:
         """Start at zero for every job."""
         self.loss, self.squared = torch.zeros(2, jobs, device=device)  # [J] each
         self.steps, self.examples = torch.zeros(2, jobs, device=device, dtype=torch.long)
 
-    def add(self, part: int | slice, each: Tensor, counts: Tensor) -> None:
-        """Take in one batch of some jobs.
+    def tensors(self) -> list[Tensor]:
+        """Return all sums."""
+        return list(vars(self).values())
+
+    def add(self, index: int | slice, losses: Tensor, counts: Tensor) -> None:
+        """Add one batch of the jobs at `index`.
 
         Args:
-            part: which jobs.
-            each: loss of every example, 0 for padding.  # [B] for one job, else [A, B]
-            counts: real examples in the batch, 0 for a job that rests.  # [A] or, for one job, []
+            index: positions of the jobs.
+            losses: of every example, 0 for padding.  # [B] for one job, else [A, B]
+            counts: real examples in the batch, 0 for an idle job.  # [A] or, for one job, []
         """
-        self.loss[part] += each.sum(-1) / counts.clamp(min=1)
-        self.squared[part] += each.square().sum(-1)
-        self.steps[part] += counts > 0
-        self.examples[part] += counts
+        self.loss[index] += losses.sum(-1) / counts.clamp(min=1)
+        self.squared[index] += losses.square().sum(-1)
+        self.steps[index] += counts > 0
+        self.examples[index] += counts
 
-    def put(self, index: Tensor, other: Tally) -> None:
-        """Take over the sums of `other` as those of the jobs at these positions."""
-        for name, value in vars(other).items():
-            getattr(self, name)[index] = value
+    def put(self, index: Tensor, other: LossSums) -> None:
+        """Copy the sums of `other` to the jobs at these positions."""
+        for target, value in zip(self.tensors(), other.tensors(), strict=True):
+            target[index] = value
 
-    def first(self, jobs: int) -> Tally:
+    def first(self, jobs: int) -> LossSums:
         """Return a copy of the sums of the first jobs."""
-        some = Tally(jobs, self.loss.device)
+        copied = LossSums(jobs, self.loss.device)
         for name, value in vars(self).items():
-            setattr(some, name, value[:jobs].clone())
-        return some
+            setattr(copied, name, value[:jobs].clone())
+        return copied
 
-    def over(self, states: Tensor) -> Trained:
-        """Return the means, beside the trained states `[J, d]`."""
-        loss = self.loss / self.steps.clamp(min=1)
-        squared = self.squared / self.examples.clamp(min=1)
-        return Trained(states, loss, squared, self.steps)
+    def results(self, states: Tensor) -> TrainingResults:
+        """Return the mean losses together with the trained states `[J, d]`."""
+        return TrainingResults(
+            states=states,
+            loss=self.loss / self.steps.clamp(min=1),
+            squared_loss=self.squared / self.examples.clamp(min=1),
+            steps=self.steps,
+        )
 
 
 class LocalTrainer(Protocol):
     """Trains every job from its own start state."""
 
-    def train(self, start: Tensor, jobs: Jobs) -> Trained:
+    def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         """Run all jobs.
 
         Args:
@@ -185,7 +203,9 @@ def batch_counts(sizes: Tensor, step: int, batch_size: int) -> Tensor:
 
 def steps_per_epoch(sizes: Tensor, batch_size: int) -> int:
     """Return the number of batches of the largest job."""
-    return -(-int(sizes.max()) // batch_size) if len(sizes) else 0
+    if len(sizes) == 0:
+        return 0
+    return -(-int(sizes.max()) // batch_size)
 
 
 @dataclass(frozen=True)
@@ -196,20 +216,31 @@ class Examples:
     y: Tensor  # [n]
     augment: bool
 
-    def order(self, jobs: Jobs, epoch: int | Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return this epoch's order of every job's rows and its augmentation draws `[J, n]`."""
+    def order(self, jobs: TrainingJobs, epoch: int | Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return this epoch's order of every job's rows and its augmentation draws `[J, n]`.
+
+        Draws belong to the rows, not to their place in the order; None without augmentation.
+        """
         width = jobs.rows.shape[1]
         order = rng.permutations(jobs.keys, epoch, jobs.sizes, width)
         draws = rng.hashed(jobs.keys, _AUGMENT + epoch, width) if self.augment else None
         rows = jobs.rows.gather(1, order)
-        return rows, None if draws is None else draws.gather(1, order)
+        if draws is None:
+            return rows, None
+        return rows, draws.gather(1, order)
 
     def batch(self, rows: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Gather float inputs and labels of `rows` (any shape), augmented where `draws` say."""
-        flat = rows.reshape(-1)
-        x = as_input(self.x[flat])
+        """Gather float inputs and labels of `rows` (any shape), augmented by `draws`."""
+        flat_rows = rows.reshape(-1)
+        x = as_input(self.x[flat_rows])
         if draws is not None:
-            v, side = draws.reshape(-1), 2 * CROP_PAD + 1
-            offsets = torch.stack([v % side, (v // side) % side], dim=1)
-            x = crop_and_flip(x, offsets, (v // side**2) % 2 == 1, pad=CROP_PAD)
-        return x.view(*rows.shape, *x.shape[1:]), self.y[flat].view(rows.shape)
+            x = _augmented(x, draws.reshape(-1))
+        return x.view(*rows.shape, *x.shape[1:]), self.y[flat_rows].view(rows.shape)
+
+
+def _augmented(x: Tensor, draws: Tensor) -> Tensor:
+    """Crop and flip every image by its own draw, a large random integer."""
+    top = draws % _CROP_OFFSETS
+    left = (draws // _CROP_OFFSETS) % _CROP_OFFSETS
+    flipped = (draws // _CROP_OFFSETS**2) % 2 == 1
+    return crop_and_flip(x, torch.stack([top, left], dim=1), flipped, pad=CROP_PAD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedglimpse.simulation.trainers.jobs import Jobs, Recipe
+from fedglimpse.simulation.trainers.jobs import TrainingJobs, TrainingRecipe
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults
 
@@ -17,7 +17,7 @@ class StackedOptimizer:
     parameters and moments stay as they are.
     """
 
-    def __init__(self, params: list[Tensor], recipe: Recipe, jobs: Jobs) -> None:
+    def __init__(self, params: list[Tensor], recipe: TrainingRecipe, jobs: TrainingJobs) -> None:
         """Update `params` (each `[J, ...]`) in place at every step."""
         self.params, self.recipe, self.jobs = params, recipe, jobs
         pulled, self.all_squared = bool((jobs.mu > 0).any()), bool(jobs.squared.all())

@@ -18,10 +18,10 @@ from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.trainers.jobs import (
     Examples,
-    Jobs,
-    Recipe,
-    Tally,
-    Trained,
+    LossSums,
+    TrainingJobs,
+    TrainingRecipe,
+    TrainingResults,
     batch_counts,
     steps_per_epoch,
 )
@@ -40,7 +40,7 @@ class SerialTrainer:
         self,
         model: nn.Module,
         examples: Examples,
-        recipe: Recipe,
+        recipe: TrainingRecipe,
         precision: Precision = "fp32",
         channels_last: bool = False,
     ) -> None:
@@ -62,10 +62,10 @@ class SerialTrainer:
         ]
         self._teacher: nn.Module | None = None  # made when first used
 
-    def train(self, start: Tensor, jobs: Jobs) -> Trained:
+    def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         """Train every job, one after the other."""
         states = start[jobs.start]  # [J, d], a copy
-        tally = Tally(len(jobs), start.device)
+        tally = LossSums(len(jobs), start.device)
         for j in range(len(jobs)):
             job = jobs.pick(torch.tensor([j], device=jobs.start.device))
             teacher = self._teacher_at(states[j]) if job.distill > 0 else None
@@ -79,9 +79,11 @@ class SerialTrainer:
             with frozen, rng.isolated(int(job.keys), "dropout"):
                 self._train_one(job, teacher, tally, j)
             states[j] = self.layout.read(self.model)
-        return tally.over(states)
+        return tally.results(states)
 
-    def _train_one(self, job: Jobs, teacher: nn.Module | None, tally: Tally, j: int) -> None:
+    def _train_one(
+        self, job: TrainingJobs, teacher: nn.Module | None, tally: LossSums, j: int
+    ) -> None:
         """Train the model in place on the only job in `job`, the j-th of the tally."""
         batch_size = self.recipe.batch_size
         params = [p for p in self.model.parameters() if p.requires_grad]
@@ -111,7 +113,7 @@ class SerialTrainer:
                 tally.add(j, each.detach(), torch.tensor(count, device=each.device))
 
     def _distilled(
-        self, loss: Tensor, logits: Tensor, teacher: nn.Module, x: Tensor, job: Jobs
+        self, loss: Tensor, logits: Tensor, teacher: nn.Module, x: Tensor, job: TrainingJobs
     ) -> Tensor:
         """Mix the loss with distillation from `teacher`."""
         with torch.no_grad(), numerics(x.device, self.precision):
@@ -127,7 +129,7 @@ class SerialTrainer:
         return self._teacher.eval()
 
 
-def pull(params: list[nn.Parameter], anchor: list[Tensor], job: Jobs) -> Tensor:
+def pull(params: list[nn.Parameter], anchor: list[Tensor], job: TrainingJobs) -> Tensor:
     """FedProx's penalty: mu/2 ||w - W||^2, or the release's mu * sum of tensor norms."""
     away = [p - a for p, a in zip(params, anchor, strict=True)]
     if bool(job.squared):
@@ -135,7 +137,7 @@ def pull(params: list[nn.Parameter], anchor: list[Tensor], job: Jobs) -> Tensor:
     return job.mu[0] * torch.stack([v.norm() for v in away]).sum()
 
 
-def make_optimizer(params: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+def make_optimizer(params: list[nn.Parameter], recipe: TrainingRecipe) -> torch.optim.Optimizer:
     """Return a fresh optimizer, as every client has one in every round."""
     if recipe.optimizer == "adam":
         return torch.optim.Adam(params, lr=recipe.lr, weight_decay=recipe.weight_decay)
