@@ -11,12 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.config.schema import Config
 from fedglimpse.runs.folder import matters, run_identity
 from fedglimpse.studies.report.analysis import Results, analyse
 from fedglimpse.studies.report.published import read_paper
 from fedglimpse.studies.results import Cell, Study, load_study
-from fedglimpse.studies.sweep.plan import configs_of, read_plan
+from fedglimpse.studies.sweep.plan import read_plan
 
 CHOSE_THE_RECIPE = frozenset({0, 1})  # seeds of recipe_study.toml
 TUNED_ON = dict.fromkeys(  # studies of preset `tuned-1` on the data of recipe_study.toml
@@ -102,9 +101,9 @@ class Shelf:
         }
 
     def _join(self, name: str) -> Stored:
-        plan = read_plan(self.root / "experiments" / f"{name}.toml")
+        plan = read_plan(self.root / "experiments" / f"{name}.toml", to_run=False)
         there = dict(self._cells.get(name, {}))
-        configs = {key: _plain(config) for key, config in configs_of(plan.cells, {}).items()}
+        configs = {cell.id: _plain(cell.described()) for cell in plan.cells}
         cells, departures, lenders = [], dict[str, None](), Counter[str]()
         for planned in plan.cells:
             key, config = _name(planned), configs[planned.id]
@@ -132,9 +131,9 @@ def _name(cell: Any) -> tuple[str, str, int]:
     return cell.setting, cell.variant, cell.seed
 
 
-def _plain(config: Config) -> dict[str, Any]:
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flat configuration as a stored study has it: lists for tuples."""
-    return dict(json.loads(json.dumps(config.flat())))
+    return dict(json.loads(json.dumps(config)))
 
 
 def _departures(run: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterable[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from fedglimpse.config import retired
 from fedglimpse.config.presets import DATASET_DEFAULTS, DEFAULT_PRESET, PRESETS
 from fedglimpse.config.schema import Config, flatten
 from fedglimpse.errors import UserError, nearest
@@ -43,7 +44,12 @@ def load(
 
 
 def resolve(values: Mapping[str, Any]) -> Config:
-    """Build a configuration from dotted keys, filling in dataset and preset values."""
+    """Build a configuration from dotted keys, filling in dataset and preset values.
+
+    Raises:
+        UserError: for an unknown key or preset, a value of the wrong type, or a retired setting.
+    """
+    values = retired.runnable(values)
     _check_names(values)
     preset = str(values.get("preset", DEFAULT_PRESET))
     if preset not in PRESETS:
@@ -55,9 +61,48 @@ def resolve(values: Mapping[str, Any]) -> Config:
 
 
 def build(values: Mapping[str, Any]) -> Config:
-    """Build a configuration from dotted keys over the plain defaults, checking types."""
+    """Build a configuration from dotted keys over the plain defaults, checking types.
+
+    Raises:
+        UserError: for an unknown key, a value of the wrong type, or a retired setting.
+    """
+    values = retired.runnable(values)
     _check_names(values)
     return _fill(Config, values, "")
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredConfig:
+    """The configuration of a run that is only read, so retired settings do no harm."""
+
+    config: Config  # with the defaults of retired settings
+    retired: Mapping[str, Any]  # retired settings, as they are stored
+
+    def flat(self) -> dict[str, Any]:
+        """Return every dotted key with its value as stored."""
+        return {**self.config.flat(), **self.retired}
+
+
+def read_stored(values: Mapping[str, Any]) -> StoredConfig:
+    """Like `build`, for reading what was run: retired settings are shown and never refused."""
+    old, live = _apart(values)
+    return StoredConfig(build(live), old)
+
+
+def resolve_stored(values: Mapping[str, Any]) -> StoredConfig:
+    """Like `resolve`, for reading the plan of runs that exist: no retired setting is refused."""
+    old, live = _apart(values)
+    return StoredConfig(resolve(live), old)
+
+
+def _apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the retired settings and the others."""
+    old: dict[str, Any] = {}
+    live: dict[str, Any] = {}
+    for key, value in values.items():
+        part = old if retired.is_retired(key, value) else live
+        part[key] = value
+    return old, live
 
 
 def parse_words(words: Iterable[str]) -> dict[str, Any]:

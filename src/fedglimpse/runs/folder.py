@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.config.loading import build, read_toml
+from fedglimpse.config import retired
+from fedglimpse.config.loading import build, read_stored, read_toml
 from fedglimpse.config.presets import VALUES_ALONE
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
@@ -210,8 +211,13 @@ def _finite(value: Any) -> Any:
     return [_finite(some) for some in value] if isinstance(value, list | tuple) else value
 
 
-def stored_config(path: Path) -> Config:
-    """Return the configuration of an existing run folder."""
+def stored_config(path: Path, to_run: bool = True) -> Config:
+    """Return the configuration of an existing run folder.
+
+    Args:
+        path: the folder.
+        to_run: refuse settings that this version no longer runs; otherwise their defaults stand.
+    """
     if not (path / "config.toml").exists():
         raise UserError(f"{path} holds no run to resume: there is no config.toml in it.")
     values = read_toml(path / "config.toml")
@@ -220,7 +226,7 @@ def stored_config(path: Path) -> Config:
             f"{path / 'config.toml'} names no method, so it is not what a run wrote: bring it "
             "back, or name another --out."
         )
-    return build(values)
+    return build(values) if to_run else read_stored(values).config
 
 
 def stored_environment(path: Path) -> dict[str, Any]:
@@ -265,7 +271,7 @@ def run_identity(config: Mapping[str, Any]) -> str:
     Args:
         config: every dotted key; one that was not there yet when it was stored has its default.
     """
-    full = {**Config().flat(), **config}
+    full = {**Config().flat(), **retired.without_defaults(config)}
     return json.dumps({k: v for k, v in full.items() if matters(k, v)}, sort_keys=True)
 
 

@@ -39,7 +39,7 @@ def measure_run(run: Path, examples: int = 0) -> Panel:
             f"{run} holds a run on devices, which cannot be measured, since their data is not "
             "here: name a run of the simulator."
         )
-    config = stored_config(run)
+    config = stored_config(run, to_run=False)
     world, records = build_world(config), read_records(run)
     mine = [{e["round"]: e for e in records if e["lane"] == r} for r in range(len(world.lanes))]
     recipe = Recipe(config.local.lr, config.local.batch_size, examples)

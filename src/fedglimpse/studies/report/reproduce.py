@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedglimpse.config import retired
 from fedglimpse.config.loading import resolve
 from fedglimpse.config.presets import DEFAULT_PRESET, VALUES_ALONE
 from fedglimpse.runs.folder import FREE_TO_CHANGE
@@ -32,7 +33,7 @@ def _words(config: Mapping[str, Any], preset: str) -> list[str]:
     """Return what has to be said, beside a preset, to have this configuration."""
     usual = resolve({"preset": preset, "data.name": config["data.name"]}).flat()
     words = [] if preset == DEFAULT_PRESET else [f"preset={preset}"]
-    for key, value in config.items():
+    for key, value in retired.without_defaults(config).items():
         free = key in ("preset", "seeds") or key.startswith(FREE_TO_CHANGE)
         told = key in NAMED_ANYWAY or key not in usual or _plain(usual[key]) != _plain(value)
         if told and not free:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedglimpse.config.loading import build
+from fedglimpse.config.loading import read_stored
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.sources import load
 from fedglimpse.errors import UserError
@@ -67,7 +67,7 @@ class Holdings:
         if dataset is None or config["data.clients"] > MOST_CLIENTS:
             return None
         try:
-            population = population_of(build(config), dataset, seed)
+            population = population_of(read_stored(config).config, dataset, seed)
         except UserError:  # clients of a Flower federation, say, have data of their own
             return None
         counts: Counts = population.label_histogram(torch.arange(population.num_clients)).tolist()

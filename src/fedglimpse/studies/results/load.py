@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.config.loading import build, read_toml
-from fedglimpse.config.schema import Config
+from fedglimpse.config.loading import StoredConfig, read_stored, read_toml
 from fedglimpse.errors import UserError
 from fedglimpse.studies.results.cell import Cell, Partition, State, Study
 from fedglimpse.studies.results.check import check_head, check_once
@@ -173,7 +172,7 @@ def _runs(path: Path, folders: Sequence[Path]) -> Study:
     reader, cells, found = _Reader(), [], dict[tuple[str, str, int], Path]()
     for folder, config in configs.items():
         records, (setting, variant) = read_records(folder), names[folder]
-        for seed in config.seeds:
+        for seed in config.config.seeds:
             other = found.setdefault((setting, variant, seed), folder)
             if other != folder:
                 raise UserError(
@@ -201,9 +200,9 @@ def _clients(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) ->
     return int(config["data.clients"]) or seen
 
 
-def _config(folder: Path) -> Config:
+def _config(folder: Path) -> StoredConfig:
     try:
-        return build(read_toml(folder / "config.toml"))
+        return read_stored(read_toml(folder / "config.toml"))
     except UserError as error:
         raise UserError(
             f"{folder} cannot be read by version {VERSION}: {error} Report it with the version "

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedglimpse.config import retired
 from fedglimpse.runs.folder import FREE_TO_CHANGE
 
 # What all methods of a comparison have in common; every other key belongs to the variant.
@@ -74,6 +75,8 @@ def _brackets(configs: Configs) -> dict[Path, str]:
 
 
 def _written(config: Mapping[str, Any], key: str) -> str:
+    if key in retired.KEYS and key not in config:  # a run of today does what the default did
+        return json.dumps(retired.KEYS[key].default)
     return json.dumps(config[key]) if key in config else "not set"
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.config.checks import check
-from fedglimpse.config.loading import read_table, resolve
+from fedglimpse.config.loading import read_table, resolve, resolve_stored
 from fedglimpse.config.schema import Config, flatten
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.methods import registry
@@ -123,6 +123,10 @@ class Cell:
         """Return its configuration; `extra` holds keys that results do not depend on."""
         return resolve({**self.overrides, **extra})
 
+    def described(self) -> dict[str, Any]:
+        """Return every dotted key, for reading results: settings that were retired too."""
+        return resolve_stored(self.overrides).flat()
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -136,8 +140,13 @@ class Plan:
     cells: Sequence[Cell]
 
 
-def read_plan(file: Path, smoke: bool = False) -> Plan:
+def read_plan(file: Path, smoke: bool = False, to_run: bool = True) -> Plan:
     """Read a sweep file and check every cell of it; nothing is written.
+
+    Args:
+        file: the sweep file.
+        smoke: end with what its [smoke] table says.
+        to_run: refuse settings that this version no longer runs.
 
     Raises:
         UserError: with the file, the place and the fix.
@@ -162,6 +171,8 @@ def read_plan(file: Path, smoke: bool = False) -> Plan:
         )
     last = flatten(table["smoke"]) if smoke else {}
     cells = _grid(file, flatten(table.get("base", {})), settings, variants, last)
+    for cell in {(c.setting, c.variant): c for c in cells}.values():
+        _check_cell(file, cell, to_run)
     return Plan(
         title=str(table.get("title", file.stem)) + (" (smoke)" if smoke else ""),
         claim=str(table.get("claim", "")),
@@ -202,8 +213,6 @@ def _grid(
                         f"{cells[name].variant}' would share the folder {name}: rename one."
                     )
                 cells[name] = Cell(name, setting, variant, seed, {**values, "seeds": [seed]})
-    for cell in {(c.setting, c.variant): c for c in cells.values()}.values():
-        _check_cell(file, cell)
     return list(cells.values())
 
 
@@ -234,9 +243,9 @@ def _shown(name: str) -> str:
     return name if len(name) <= 40 else f"{name[:37]}..."
 
 
-def _check_cell(file: Path, cell: Cell) -> None:
+def _check_cell(file: Path, cell: Cell, to_run: bool) -> None:
     try:
-        config = cell.config({})
+        config = cell.config({}) if to_run else resolve_stored(cell.overrides).config
         check(config)
         registry.find(config.method)
     except UserError as error:

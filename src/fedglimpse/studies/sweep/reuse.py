@@ -11,10 +11,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedglimpse.config.loading import read_stored, read_toml
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.plugins import changed_code
-from fedglimpse.runs.folder import run_identity, stored_config, stored_environment
+from fedglimpse.runs.folder import run_identity, stored_environment
 from fedglimpse.studies.results import load_study
 from fedglimpse.studies.sweep.folder import FORMAT, SweepFolder
 from fedglimpse.studies.sweep.plan import Cell
@@ -44,7 +45,7 @@ def take_over(
     finished: dict[str, Path] = {}
     for source in sources:
         for path in sorted((source / "cells").glob("*/summary.json")):
-            config = stored_config(path.parent).flat()
+            config = read_stored(read_toml(path.parent / "config.toml")).flat()
             if not changed_code(stored_environment(path.parent), config):
                 finished[run_identity(config)] = path.parent
     taken = 0
