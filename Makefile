@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test slow gpu check format lint types bench clean
+.PHONY: help demo test slow gpu check format lint types bench study clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -46,6 +46,9 @@ bench: $(READY)  ## Measure this machine: trainers, sketches, agent
 	$(BIN)/python benchmarks/sketch.py
 	$(BIN)/python benchmarks/population.py
 	$(BIN)/fedglimpse bench round --dataset har --lanes 4
+
+study: $(READY)  ## Make every table and figure of study/ again from its stored results
+	$(BIN)/python study/tools/update_pages.py
 
 clean:  ## Remove everything that was made
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -28,7 +28,7 @@ from fedglimpse.studies.sweep.packs import wanted
 from fedglimpse.studies.sweep.plan import configs_of, read_plan
 
 RESULTS = Path(__file__).parent / "results" / "pack.json"
-TABLE = Path(__file__).parents[1] / "experiments" / "table1.toml"
+TABLE = Path(__file__).parents[1] / "study" / "plans" / "table1.toml"
 SCORED = 5  # rounds between scores on the test set, as in the table
 
 

@@ -9,7 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedglimpse"
 FILES = sorted(SOURCE.rglob("*.py"))
-TOOLS = sorted((SOURCE.parents[1] / "tools").rglob("*.py"))
+ROOT = SOURCE.parents[1]
+TOOLS = [*sorted((ROOT / "tools").rglob("*.py")), *sorted((ROOT / "study").rglob("*.py"))]
 
 # A room may import only what is listed, besides itself.
 ALLOWED = {

@@ -9,19 +9,19 @@ ROOT = Path(__file__).parents[1]
 
 
 def comparison(name: str) -> str:
-    """The table that `fedglimpse compare` wrote, from results/<name>."""
-    return (ROOT / "results" / name / "comparison.md").read_text().strip()
+    """The table that `fedglimpse compare` wrote, from study/results/<name>."""
+    return (ROOT / "study" / "results" / name / "comparison.md").read_text().strip()
 
 
 def measured() -> dict[str, str]:
-    """Accuracy of every method in results/all-digits, as `mean ± half width`."""
+    """Accuracy of every method in study/results/all-digits, as `mean ± half width`."""
     table = comparison("all-digits").splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     return {row[0].removesuffix(" (oracle)"): row[1] for row in cells}
 
 
 def with_figures(path: Path) -> str:
-    """Return a method's page with the figures of results/all-digits in its last section."""
+    """Return a method's page with the figures of study/results/all-digits in its last section."""
     figures = measured()
     text, heading, last = path.read_text().partition("## Measured\n")
     number = r"[\d.]+ ± [\d.]+(?= %)"

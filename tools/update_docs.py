@@ -5,39 +5,16 @@ A generated table stands between `<!-- name:begin -->` and `<!-- name:end -->`.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 from fedglimpse.federation.reports import CATALOGUE, Need, Sizes
-from fedglimpse.studies.report.analysis import analyse
-from fedglimpse.studies.report.page import page
-from fedglimpse.studies.results import load_study
 from method_pages import comparison, with_figures
-from reproduction.claims import claims_table, rules_list
-from reproduction.curves import curves
-from reproduction.diagnosis import diagnosis
-from reproduction.headroom import headroom
-from reproduction.recipe import recipe_table
-from reproduction.rerun import rerun
-from reproduction.section import DETAILS, section, settings
-from reproduction.shelf import Shelf
-from reproduction.speed import speed
 from settings_table import settings_table
 
 ROOT = Path(__file__).parents[1]
-SHELF = Shelf(ROOT)
-STUDIES = (  # each has its section in docs/reproduction.md, made from results/<name>
-    "table1", "recipe_adam", "presets", "fig6_history", "fig7_selection", "fig8_identity",
-    "components", "agent_study", "history_study", "lean_study", "proof_study", "proof",
-    "taught_study", "taught", "averaged_digits", "averaged",
-    "adam_study",
-)  # fmt: skip
-REPRODUCTION = "docs/reproduction.md"
 SIZES = Sizes(state=5, sketch=7, proxy=11, classes=13)
 LETTERS = {0: "–", 1: "1", 5: "d", 7: "D", 11 * 13: "P·C"}
 
@@ -167,35 +144,11 @@ def environment_table() -> str:
     return "\n".join(lines)
 
 
-def study_section(name: str) -> str:
-    """One study of the paper from results/<name>."""
-    return section(SHELF.study(name))
-
-
-def study_settings(name: str) -> str:
-    """The settings of one study of the paper from results/<name>."""
-    return settings(SHELF.study(name))
-
-
-def speed_table() -> str:
-    """Lane-rounds a minute and GPU-hours of all studies."""
-    return speed([SHELF.study(name) for name in ("recipe_study", *STUDIES)])
-
-
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "rounds": ("docs/simulator.md", rounds_table),
     "population": ("docs/simulator.md", population_table),
     "environment": ("docs/environment.md", environment_table),
     "peers": ("docs/simulator.md", peers_table),
-    "recipe": (REPRODUCTION, lambda: recipe_table(SHELF.study("recipe_study").study)),
-    "claims": (REPRODUCTION, lambda: claims_table(SHELF)),
-    "rules": (REPRODUCTION, lambda: rules_list(SHELF)),
-    **{name: (REPRODUCTION, partial(study_section, name)) for name in STUDIES},
-    **{f"{name}-settings": (f"docs/{DETAILS}", partial(study_settings, name)) for name in STUDIES},
-    "headroom": (REPRODUCTION, lambda: headroom(ROOT / "results" / "headroom")),
-    "diagnosis": (REPRODUCTION, lambda: diagnosis(ROOT / "results" / "agent_diagnosis")),
-    "rerun": (REPRODUCTION, lambda: rerun(SHELF.study("table1").study, ROOT / "results" / "rerun")),
-    "speed": (REPRODUCTION, speed_table),
     "needs": ("docs/add-a-method.md", needs_table),
     "settings": ("docs/settings.md", settings_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
@@ -204,25 +157,6 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "gpu": ("docs/simulator.md", gpu_table),
     "trainers": ("docs/simulator.md", trainers_table),
 }
-
-
-REPORTS = {"docs/reports/table1.html": "table1"}  # whole pages of `fedglimpse report`
-FIGURES: dict[str, Callable[[], str]] = {
-    "docs/figures/table1.svg": lambda: curves(SHELF.study("table1")),
-}
-
-
-def mark_of(name: str) -> str:
-    """Return a comment that says which results a report was made from."""
-    parts = sorted((ROOT / "results" / name).glob("study*.json.gz"))
-    digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
-    return f"<!-- results/{name} {digest} -->\n"
-
-
-def report_of(name: str) -> str:
-    """Return the page of a study in results/<name>."""
-    study = load_study(ROOT / "results" / name)
-    return page(analyse(dataclasses.replace(study, source=f"results/{name}"))) + mark_of(name)
 
 
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
@@ -246,11 +180,6 @@ def pages() -> Iterator[tuple[Path, str, str]]:
     """
     for name in TABLES:
         yield *updated(name), f"table '{name}'"
-    for name, make in FIGURES.items():
-        yield ROOT / name, make(), "the picture"
-    for name, study in REPORTS.items():  # not made anew where its results are the same: it is long
-        if not said(ROOT / name).endswith(mark_of(study)):
-            yield ROOT / name, report_of(study), "the report"
     for path in PAGES:
         yield path, with_figures(path), "measured figures"
 

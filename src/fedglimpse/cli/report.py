@@ -34,7 +34,7 @@ def report(
         float | None, typer.Option(help="Accuracy to reach, 0 to 1, in every setting.")
     ] = None,
     paper: Annotated[
-        Path | None, typer.Option(help="Published figures, such as experiments/paper_table1.toml.")
+        Path | None, typer.Option(help="Published figures, such as study/plans/paper_table1.toml.")
     ] = None,
 ) -> None:
     """Report a study: a table here, and report.html, CSV, LaTeX and study.json.gz in --out."""

@@ -17,7 +17,7 @@ SHOWN_FAILURES = 10
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="A sweep file, such as experiments/quick.toml.")],
+    file: Annotated[Path, typer.Argument(help="A sweep file, such as examples/quick.toml.")],
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; default: runs/FILE.")
     ] = None,

@@ -1,7 +1,7 @@
 """The presets, and what suits each dataset. Dotted keys over the defaults of `config/schema.py`.
 
 `tuned`: what a run has unless it says otherwise, what measurements chose of what is free.
-`tuned-1`: `tuned` as it was for the study of docs/reproduction.md, the defaults of
+`tuned-1`: `tuned` as it was for the study of study/, the defaults of
 `config/schema.py`. `paper`: the paper's text, wherever the text speaks.
 `released`: the defaults of the authors' code, without its bugs (docs/presets.md lists both).
 `taught`: the name that the agent of `tuned` had before it was that.

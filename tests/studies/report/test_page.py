@@ -14,7 +14,7 @@ from fedglimpse.studies.report.page import page
 from fedglimpse.studies.report.published import read_paper
 from fedglimpse.studies.results import Study
 
-TABLE = read_paper(Path(__file__).parents[3] / "experiments" / "paper_table1.toml")
+TABLE = read_paper(Path(__file__).parents[3] / "study" / "plans" / "paper_table1.toml")
 VOID = {"meta", "link", "input", "br", "circle", "line"}
 
 

@@ -11,7 +11,7 @@ from fedglimpse.errors import UserError
 from fedglimpse.methods import registry
 from fedglimpse.studies.report.published import beside, read_paper
 
-EXPERIMENTS = Path(__file__).parents[3] / "experiments"
+EXPERIMENTS = Path(__file__).parents[3] / "study" / "plans"
 FILES = sorted(EXPERIMENTS.glob("paper_*.toml"))
 TABLE = read_paper(EXPERIMENTS / "paper_table1.toml")
 

@@ -23,11 +23,11 @@ class Beside:
 
 
 def read_paper(path: Path) -> dict[str, Any]:
-    """Read a file of published figures, such as experiments/paper_table1.toml."""
+    """Read a file of published figures, such as study/plans/paper_table1.toml."""
     paper = read_table(path, "paper_*.toml")
     if problem := problem_of(paper):
         raise UserError(
-            f"{path} {problem}: write it like experiments/paper_table1.toml, or leave --paper out."
+            f"{path} {problem}: write it like study/plans/paper_table1.toml, or leave --paper out."
         )
     return paper
 

@@ -1,0 +1,1 @@
+"""What pages/reproduction.md says, made from results/ and plans/ alone."""

@@ -1,1 +1,0 @@
-"""What docs/reproduction.md says, made from results/ and experiments/ alone."""
