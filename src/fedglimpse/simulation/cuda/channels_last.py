@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.simulation.cuda import first_layer
 from fedglimpse.simulation.cuda.conv import channels_of_kernel, conv3x3, conv3x3_moments
 from fedglimpse.simulation.cuda.descent import NO_SLOPES, sloped
@@ -62,7 +63,7 @@ def forward(
     """Run a chain of layers.
 
     Args:
-        layers: of `sim.stacked.chain`, all of which `fits`.
+        layers: of `trainers.stacked.chain`, all of which `fits`.
         state: name -> stacked tensors in the layout of torch.  # [J, *shape]
         x: inputs, channels last for images.  # [J, B, H, W, C] or [J, B, F]
         counts: real examples of each client; the rest of a batch is padding.  # [J]
@@ -235,3 +236,22 @@ def _batch_norm(
     factor = torch.rsqrt(var + layer.eps) * scale
     out = (centred * factor.view(shape) + shift.view(shape)).to(x.dtype)
     return out, _running(layer, tensors, mean, var, counts, places)
+
+
+class ChannelsLastMany:
+    """Passes of `channels_last.forward` with running statistics."""
+
+    def __init__(self, model: nn.Module, precision: Precision) -> None:
+        """Take the structure of `model`, which must be of layers that `fits`."""
+        self.layers = chain(model)
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.flags: Precision = "fp32" if precision == "fp32" else "tf32"
+
+    def __call__(self, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return logits `[S, B, C]`."""
+        if x.dim() == 5:
+            x = x.permute(0, 1, 3, 4, 2)
+        counts = torch.full((len(x),), x.shape[1], device=x.device)
+        with numerics(x.device, self.flags):  # bf16 is written into the pass itself
+            passed = forward(self.layers, state, x, counts, self.dtype, training=False)
+        return passed.logits.float()

@@ -30,7 +30,7 @@ def losses_of(layers: Layers, dtype: torch.dtype, compiled: bool) -> Losses:
     inputs of the layers with a slope; gradients come from the first alone.
 
     Args:
-        layers: of `sim.stacked.chain`; their values are not used.
+        layers: of `trainers.stacked.chain`; their values are not used.
         dtype: of the activations.
         compiled: fuse elementwise work with torch.compile.
     """

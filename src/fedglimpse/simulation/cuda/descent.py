@@ -25,7 +25,7 @@ def descending(
     """Return the layers whose weights can step by themselves, with the number of their outputs.
 
     Args:
-        layers: of `sim.stacked.chain`.
+        layers: of `trainers.stacked.chain`.
         recipe: a step must be the gradient times a constant, whatever came before.
         dtype: of the activations; weights are float32, and a product has one kind only.
     """

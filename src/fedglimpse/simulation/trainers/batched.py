@@ -23,7 +23,9 @@ from fedglimpse.simulation.trainers.jobs import (
 )
 from fedglimpse.simulation.trainers.objectives import blocks_of, distillation, layer_of, serpentine
 from fedglimpse.simulation.trainers.optimizers import StackedOptimizer
-from fedglimpse.simulation.trainers.stacked import Descent, StackedModel
+from fedglimpse.simulation.trainers.stacked import InPlaceStep, StackedModel
+
+WHOLE_MODEL = -1  # in place of a block's number
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class _Wave:
 
     jobs: TrainingJobs
     state: dict[str, Tensor]  # name -> [J, *shape], trained in place
-    leaves: list[str]  # names of the tensors that train
-    frozen: frozenset[str]  # layers that do not
-    teacher: dict[str, Tensor] | None  # name -> [J, *shape]; None where nobody distils
-    learn: Descent | None  # dense layers step by themselves: plain SGD on a CPU
+    leaves: list[str]  # names of the tensors that the optimizer steps
+    frozen: frozenset[str]  # layers that do not train
+    teacher: dict[str, Tensor] | None  # name -> [J, *shape]; None where no job distils
+    dense_step: InPlaceStep | None  # dense layers step in their backward pass; None: like others
 
 
 class BatchedTrainer:
@@ -67,107 +69,146 @@ class BatchedTrainer:
             UserError: where the model cannot be stacked, or `max_jobs` is not positive.
         """
         if max_jobs is not None and max_jobs < 1:
-            raise UserError(f"max_jobs={max_jobs}: at least 1 client must train at a time.")
-        self.stacked, self.layout = StackedModel(model), Layout.of(model)
+            raise UserError(
+                f"max_jobs={max_jobs}: at least 1 client must train at a time.",
+                key="engine.max_jobs",
+            )
+        self.stacked = StackedModel(model)
+        self.layout = Layout.of(model)
         self.blocks = blocks_of(model)
-        self.trainable = [n for n, p in model.named_parameters() if p.requires_grad]
-        self.examples, self.recipe, self.precision = examples, recipe, precision
+        self.trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.examples = examples
+        self.recipe = recipe
+        self.precision = precision
         self.max_jobs = max_jobs
 
     def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
-        """Train every job; the answer is in the order of `jobs`."""
+        """Train every job; results are in the order of `jobs`."""
         states = start.new_empty(len(jobs), self.layout.size)
-        tally = LossSums(len(jobs), start.device)
-        named = self.layout.unpack(start)
+        sums = LossSums(len(jobs), start.device)
+        named_start = self.layout.unpack(start)
         for block, index in self._waves(jobs):
             index = index.to(start.device)
-            wave = self._wave(named, jobs.pick(index), block)
-            tally.put(index, self._train_wave(wave))
+            wave = self._prepared(named_start, jobs.pick(index), block)
+            sums.put(index, self._train_wave(wave))
             states[index] = self.layout.pack(wave.state)
-        return tally.results(states)
+        return sums.results(states)
 
     def _waves(self, jobs: TrainingJobs) -> list[tuple[int, Tensor]]:
-        """Return (block or -1, positions of jobs that train together), largest jobs first."""
-        order = torch.argsort(jobs.sizes.cpu(), descending=True, stable=True)
-        visits, distils = jobs.visit.tolist(), (jobs.distill > 0).tolist()
+        """Return (block, positions of jobs that train together), largest jobs first."""
+        by_size = torch.argsort(jobs.sizes.cpu(), descending=True, stable=True)
+        visits = jobs.visit.tolist()
+        distils = (jobs.distill > 0).tolist()
         groups: dict[tuple[int, bool], list[int]] = {}
-        for j in order.tolist():
-            block = -1 if visits[j] < 0 else serpentine(visits[j], len(self.blocks))
+        for j in by_size.tolist():
+            block = WHOLE_MODEL if visits[j] < 0 else serpentine(visits[j], len(self.blocks))
             groups.setdefault((block, distils[j]), []).append(j)
-        return [
-            (block, part)
-            for (block, _), members in groups.items()
-            for part in torch.tensor(members).split(self.max_jobs or len(members))
-        ]
 
-    def _wave(self, named: dict[str, Tensor], jobs: TrainingJobs, block: int) -> _Wave:
-        state = {n: v[jobs.start] for n, v in named.items()}  # copies, each contiguous
-        train = self.blocks[block] if block >= 0 else [n for part in self.blocks for n in part]
-        leaves = [n for n in self.trainable if layer_of(n) in train]
-        distils = bool((jobs.distill > 0).any())
-        teacher = {n: v.clone() for n, v in state.items()} if distils else None
-        frozen = self.stacked.names - frozenset(train)
-        learn = Descent.at(self.recipe.lr) if self._steps_alone(jobs) else None
-        if learn is not None:
-            leaves = [n for n in leaves if layer_of(n) not in self.stacked.dense]
-        return _Wave(jobs, state, leaves, frozen, teacher, learn)
+        waves: list[tuple[int, Tensor]] = []
+        for (block, _), members in groups.items():
+            for index in torch.tensor(members).split(self.max_jobs or len(members)):
+                waves.append((block, index))
+        return waves
 
-    def _steps_alone(self, jobs: TrainingJobs) -> bool:
+    def _prepared(self, named_start: dict[str, Tensor], jobs: TrainingJobs, block: int) -> _Wave:
+        """Copy the start states of some jobs, and decide what trains and how."""
+        state = {name: value[jobs.start] for name, value in named_start.items()}  # contiguous
+        teacher = None
+        if bool((jobs.distill > 0).any()):
+            teacher = {name: value.clone() for name, value in state.items()}
+
+        trained_blocks = self.blocks if block == WHOLE_MODEL else [self.blocks[block]]
+        trained_layers: frozenset[str] = frozenset().union(*trained_blocks)
+        leaves = [name for name in self.trainable if layer_of(name) in trained_layers]
+        dense_step = None
+        if self._dense_layers_can_step(jobs):
+            dense_step = InPlaceStep.of_size(self.recipe.lr)
+            leaves = [name for name in leaves if layer_of(name) not in self.stacked.dense]
+        return _Wave(
+            jobs=jobs,
+            state=state,
+            leaves=leaves,
+            frozen=self.stacked.names - trained_layers,
+            teacher=teacher,
+            dense_step=dense_step,
+        )
+
+    def _dense_layers_can_step(self, jobs: TrainingJobs) -> bool:
         """True where the step of a weight is its gradient and nothing else, on a CPU."""
-        recipe = self.recipe
-        plain = recipe.optimizer == "sgd" and not recipe.momentum and not recipe.weight_decay
-        return plain and not bool((jobs.mu > 0).any()) and jobs.mu.device.type == "cpu"
+        if not self.recipe.is_plain_sgd or jobs.mu.device.type != "cpu":
+            return False
+        return not bool((jobs.mu > 0).any())
 
     def _train_wave(self, wave: _Wave) -> LossSums:
-        jobs, batch_size = wave.jobs, self.recipe.batch_size
-        optimizer = StackedOptimizer([wave.state[n] for n in wave.leaves], self.recipe, jobs)
-        tally, sizes = LossSums(len(jobs), jobs.sizes.device), jobs.sizes.cpu()
+        """Train the state of a wave in place."""
+        jobs = wave.jobs
+        batch_size = self.recipe.batch_size
+        params = [wave.state[name] for name in wave.leaves]
+        optimizer = StackedOptimizer(params, self.recipe, jobs)
+        sums = LossSums(len(jobs), jobs.sizes.device)
+        sizes = jobs.sizes.cpu()
         for epoch in range(self.recipe.epochs):
             rows, draws = self.examples.order(jobs, epoch)
             for step in range(steps_per_epoch(sizes, batch_size)):
                 counts = batch_counts(sizes, step, batch_size)
-                active, width = int((counts > 0).sum()), int(counts.max())
+                active = int((counts > 0).sum())  # the first ones, for jobs are sorted by size
+                width = int(counts.max())
                 if active == 0:
                     continue
-                part = (slice(active), slice(step * batch_size, step * batch_size + width))
-                batch = self.examples.batch(rows[part], None if draws is None else draws[part])
-                each, grads = self._gradients(wave, *batch, counts[:active])
+                counts = counts[:active]
+                first = step * batch_size
+                cells = (slice(active), slice(first, first + width))
+                batch_draws = None if draws is None else draws[cells]
+                x, y = self.examples.batch(rows[cells], batch_draws)
+                losses, grads = self._gradients(wave, x, y, counts)
                 optimizer.step(grads)
-                tally.add(part[0], each, counts[:active].to(each.device))
-        return tally
+                sums.add(slice(active), losses, counts.to(losses.device))
+        return sums
 
     def _gradients(
         self, wave: _Wave, x: Tensor, y: Tensor, counts: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         """Return each example's loss `[A, B]`, 0 for padding, and the gradients of the leaves."""
         active, width = y.shape
-        ragged = bool((counts < width).any())
+        has_padding = bool((counts < width).any())
         counts = counts.to(x.device)
-        valid = torch.arange(width, device=x.device) < counts[:, None] if ragged else None
-        live = {n: v[:active] for n, v in wave.state.items()}
-        leaves = {n: live[n].detach().requires_grad_() for n in wave.leaves}
+        valid = None
+        if has_padding:
+            valid = torch.arange(width, device=x.device) < counts[:, None]  # [A, B]
+
+        state = {name: value[:active] for name, value in wave.state.items()}
+        leaves: list[Tensor] = []
+        for name in wave.leaves:
+            state[name] = state[name].detach().requires_grad_()
+            leaves.append(state[name])
         with numerics(x.device, self.precision):
-            state = {**live, **leaves}
-            logits = self.stacked.forward(x, state, valid, wave.frozen, wave.learn)  # [A, B, C]
-            each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
-        each = each.view(y.shape)
-        goal = each
+            logits = self.stacked.forward(x, state, valid, wave.frozen, wave.dense_step)
+            flat_losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        losses = flat_losses.view(y.shape)
+
+        minimised = losses
         if wave.teacher is not None:
             share = wave.jobs.distill[:active, None]
-            goal = (1 - share) * each + share * self._distillation(wave, x, logits)
+            distance = self._distance_to_teacher(wave.teacher, x, logits, wave.jobs.temperature)
+            minimised = (1 - share) * losses + share * distance
         if valid is not None:
-            each, goal = each * valid, goal * valid
-        loss = goal.sum(1) / counts  # [A]
-        wanted = list(leaves.values())
-        if wave.learn is not None:
-            loss.sum().backward(inputs=[wave.learn.token, *wanted])
-            return each.detach(), [cast(Tensor, leaf.grad) for leaf in wanted]
-        return each.detach(), list(torch.autograd.grad(loss.sum(), wanted))
+            losses = losses * valid
+            minimised = minimised * valid
+        loss = (minimised.sum(1) / counts).sum()
 
-    def _distillation(self, wave: _Wave, x: Tensor, logits: Tensor) -> Tensor:
-        """Return each example's distance to what the received model says `[A, B]`."""
-        assert wave.teacher is not None
-        teacher = {n: v[: len(x)] for n, v in wave.teacher.items()}
+        if wave.dense_step is None:
+            return losses.detach(), list(torch.autograd.grad(loss, leaves))
+        # The token makes every dense layer's backward pass run. It gets no gradient itself, which
+        # torch.autograd.grad would refuse.
+        loss.backward(inputs=[wave.dense_step.token, *leaves])
+        return losses.detach(), [cast(Tensor, leaf.grad) for leaf in leaves]
+
+    def _distance_to_teacher(
+        self, teacher: dict[str, Tensor], x: Tensor, logits: Tensor, temperature: Tensor
+    ) -> Tensor:
+        """Return each example's distillation loss `[A, B]`; jobs distil from their start."""
+        active = len(x)
+        teacher_state = {name: value[:active] for name, value in teacher.items()}
         with torch.no_grad(), numerics(x.device, self.precision):
-            target = self.stacked.forward(x, teacher, None, self.stacked.names)
-        return distillation(logits, target, wave.jobs.temperature[: len(x)])
+            target = self.stacked.forward(x, teacher_state, None, self.stacked.names)
+        return distillation(logits, target, temperature[:active])

@@ -42,22 +42,23 @@ def trainer_of(
 ) -> LocalTrainer:
     """Pick the trainer: on a CPU, one client at a time for convolutions, else all at once."""
     kind = settings.trainer
-    most = settings.max_jobs if isinstance(settings.max_jobs, int) else None  # None: what fits
-    slow_stack = device.type == "cpu" and has_convolutions(model)
+    max_jobs = settings.max_jobs if isinstance(settings.max_jobs, int) else None  # None: what fits
     shape = examples.x.shape[1:]
-    if kind == "graphed" or (kind == "auto" and device.type == "cuda"):
+    if kind == "graphed":
         check_trainer(kind, model, shape, device)
-        if not _not_graphed(model, shape, device):
-            from fedglimpse.simulation.cuda.trainer import GraphedTrainer
+    if kind == "graphed" or (kind == "auto" and not _reason_against_graphed(model, shape, device)):
+        from fedglimpse.simulation.cuda.trainer import GraphedTrainer
 
-            return GraphedTrainer(model, examples, recipe, precision, most)
-    if kind == "batched" or (kind == "auto" and not slow_stack and not unstackable(model, shape)):
-        return BatchedTrainer(model, examples, recipe, precision, most)
-    return SerialTrainer(model, examples, recipe, precision, channels_last=slow_stack)
+        return GraphedTrainer(model, examples, recipe, precision, max_jobs)
+    slow_when_stacked = device.type == "cpu" and has_convolutions(model)
+    stack = kind == "auto" and not slow_when_stacked and not unstackable(model, shape)
+    if kind == "batched" or stack:
+        return BatchedTrainer(model, examples, recipe, precision, max_jobs)
+    return SerialTrainer(model, examples, recipe, precision, channels_last=slow_when_stacked)
 
 
 def check_trainer(kind: str, model: nn.Module, shape: Sequence[int], device: torch.device) -> None:
-    """Raise UserError where `engine.trainer` asks for what cannot be had.
+    """Raise UserError where the trainer that `engine.trainer` names cannot be used.
 
     Args:
         kind: of trainer.
@@ -65,39 +66,44 @@ def check_trainer(kind: str, model: nn.Module, shape: Sequence[int], device: tor
         shape: of one example.
         device: where they train.
     """
-    reason = _not_graphed(model, shape, device) if kind == "graphed" else ""
-    if reason:
-        raise UserError(f"engine.trainer=graphed {reason}: use engine.trainer=auto.")
-    odd = unstackable(model, shape) if kind == "batched" else ""
-    if odd:
+    if kind == "graphed" and (reason := _reason_against_graphed(model, shape, device)):
         raise UserError(
-            f"engine.trainer=batched cannot stack {odd}: use engine.trainer=auto, or build the "
-            "model from nn.Sequential with the layers listed in docs/simulator.md."
+            f"engine.trainer=graphed {reason}: use engine.trainer=auto.", key="engine.trainer"
+        )
+    if kind == "batched" and (reason := unstackable(model, shape)):
+        raise UserError(
+            f"engine.trainer=batched cannot stack {reason}: use engine.trainer=auto, or build the "
+            "model from nn.Sequential with the layers listed in docs/simulator.md.",
+            key="engine.trainer",
         )
 
 
-def _not_graphed(model: nn.Module, shape: Sequence[int], device: torch.device) -> str:
-    """Say why the GPU trainer cannot be had; empty where it can."""
+def _reason_against_graphed(model: nn.Module, shape: Sequence[int], device: torch.device) -> str:
+    """Say why the GPU trainer cannot be used; empty where it can."""
     if device.type != "cuda":
         return "needs engine.device=cuda"
-    if importlib.util.find_spec("triton") is None:
+    if not _has_triton():
         return "needs the package triton, which comes with PyTorch for CUDA"
+    if layers := unstackable(model, shape):
+        return f"cannot take {layers}"
     from fedglimpse.simulation.cuda.channels_last import fits
 
-    if odd := unstackable(model, shape):
-        return f"cannot take {odd}"
     return "" if fits(model) else "takes only the layers listed in docs/simulator.md"
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def has_convolutions(model: nn.Module) -> bool:
     """True where some layer is a convolution."""
-    return any(isinstance(m, nn.Conv2d) for m in model.modules())
+    return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
 
 
 def many_models(
     model: nn.Module, shape: Sequence[int], device: torch.device, precision: Precision
 ) -> ManyModels | None:
-    """Return the fastest way to run many states at once; None: one after the other is.
+    """Return the fastest way to run many states at once; None: one after the other is faster.
 
     Args:
         model: whose states are run.
@@ -105,14 +111,14 @@ def many_models(
         device: where.
         precision: of the passes.
     """
-    if (device.type == "cpu" and has_convolutions(model)) or unstackable(model, shape):
+    slow_when_stacked = device.type == "cpu" and has_convolutions(model)
+    if slow_when_stacked or unstackable(model, shape):
         return None
     layout = Layout.of(model)
-    fixed = frozenset(n for n, p in model.named_parameters() if not p.requires_grad)
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from fedglimpse.simulation.cuda.channels_last import fits
-        from fedglimpse.simulation.cuda.many_models import ChannelsLastMany
+    if device.type == "cuda" and _has_triton():
+        from fedglimpse.simulation.cuda.channels_last import ChannelsLastMany, fits
 
         if fits(model):
             return ManyModels(layout, ChannelsLastMany(model, precision))
-    return ManyModels(layout, StackedMany(model, precision), fixed)
+    frozen = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
+    return ManyModels(layout, StackedMany(model, precision), frozen)

@@ -1,6 +1,7 @@
-"""Blocks of layers, for methods that train one block at a time and leave the others frozen.
+"""Local objectives beyond the cross-entropy: training one block of layers, and distillation.
 
-Distillation from the model a client received, as part of its local loss.
+`training_only` freezes all layers but one block. `distillation` is the distance to the model that
+a client received, as part of its local loss.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ def blocks_of(model: nn.Module) -> list[Block]:
     that follow it: its normalisation. What comes before the first weight layer joins that one.
     """
     blocks: list[list[str]] = [[]]
-    started = False
+    seen_weight_layer = False
     for name, layer in model.named_modules():
-        if not _owns_tensors(layer):
+        if not _has_tensors(layer):
             continue
         if isinstance(layer, _WEIGHT_LAYERS):
-            if started:
+            if seen_weight_layer:
                 blocks.append([])
-            started = True
+            seen_weight_layer = True
         blocks[-1].append(name)
     return [tuple(block) for block in blocks]
 
@@ -40,8 +41,8 @@ def serpentine(visit: int, count: int) -> int:
 
     Visits go up through the blocks and down again: 0, 1, .., n-1, n-1, .., 1, 0, 0, 1, ...
     """
-    at = visit % (2 * count)
-    return at if at < count else 2 * count - 1 - at
+    position = visit % (2 * count)
+    return position if position < count else 2 * count - 1 - position
 
 
 def layer_of(entry: str) -> str:
@@ -56,24 +57,30 @@ def training_only(model: nn.Module, block: Collection[str]) -> Iterator[None]:
     The others get no gradients, and their BatchNorms use and keep their running statistics: a
     frozen block is the same function in training and in evaluation.
     """
-    others = [m for name, m in model.named_modules() if _owns_tensors(m) and name not in block]
-    frozen = [p for m in others for p in m.parameters(recurse=False) if p.requires_grad]
-    for layer in others:
+    frozen_parameters: list[nn.Parameter] = []
+    for name, layer in model.named_modules():
+        if name in block or not _has_tensors(layer):
+            continue
         layer.training = False
-    for parameter in frozen:
-        parameter.requires_grad_(False)
+        for parameter in layer.parameters(recurse=False):
+            if parameter.requires_grad:
+                frozen_parameters.append(parameter)
+                parameter.requires_grad_(False)
     try:
         yield
     finally:
         model.train()
-        for parameter in frozen:
+        for parameter in frozen_parameters:
             parameter.requires_grad_(True)
 
 
-def _owns_tensors(layer: nn.Module) -> bool:
-    return any(True for _ in layer.parameters(recurse=False)) or any(
-        True for _ in layer.buffers(recurse=False)
-    )
+def _has_tensors(layer: nn.Module) -> bool:
+    """True where a layer itself, not a layer inside it, has parameters or buffers."""
+    for _ in layer.parameters(recurse=False):
+        return True
+    for _ in layer.buffers(recurse=False):
+        return True
+    return False
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: Tensor) -> Tensor:
@@ -83,11 +90,11 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: Tensor) -> Tensor
 
     Args:
         logits: of the model in training.  # [..., B, C]
-        teacher: of the frozen model.  # [..., B, C]
+        teacher: logits of the frozen model.  # [..., B, C]
         temperature: T.  # [...], one for each batch
     """
-    heat = temperature[..., None, None]  # float32, so that bf16 logits are promoted
-    ours = F.log_softmax(logits / heat, dim=-1)
-    theirs = F.log_softmax(teacher / heat, dim=-1)
-    kl = (theirs.exp() * (theirs - ours)).sum(-1)  # [..., B]
-    return temperature[..., None].square() * kl
+    divisor = temperature[..., None, None]  # float32, so that bf16 logits are promoted
+    student_log = F.log_softmax(logits / divisor, dim=-1)
+    teacher_log = F.log_softmax(teacher / divisor, dim=-1)
+    divergence = (teacher_log.exp() * (teacher_log - student_log)).sum(-1)  # [..., B]
+    return temperature[..., None].square() * divergence

@@ -7,7 +7,10 @@ from torch import Tensor
 
 from fedglimpse.simulation.trainers.jobs import TrainingJobs, TrainingRecipe
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults
+# The defaults of torch.optim.Adam.
+BETA_1 = 0.9
+BETA_2 = 0.999
+EPSILON = 1e-8
 
 
 class StackedOptimizer:
@@ -19,24 +22,36 @@ class StackedOptimizer:
 
     def __init__(self, params: list[Tensor], recipe: TrainingRecipe, jobs: TrainingJobs) -> None:
         """Update `params` (each `[J, ...]`) in place at every step."""
-        self.params, self.recipe, self.jobs = params, recipe, jobs
-        pulled, self.all_squared = bool((jobs.mu > 0).any()), bool(jobs.squared.all())
-        self.anchors = [p.clone() for p in params] if pulled else None
-        moments = {"adam": 2, "sgd": 1 if recipe.momentum else 0}[recipe.optimizer]
-        self.moments = [[torch.zeros_like(p) for p in params] for _ in range(moments)]
+        self.params = params
+        self.recipe = recipe
+        self.jobs = jobs
+        self.all_squared = bool(jobs.squared.all())
+
+        self.anchors: list[Tensor] | None = None  # where FedProx pulls to
+        if bool((jobs.mu > 0).any()):
+            self.anchors = [param.clone() for param in params]
+
+        self.first_moments: list[Tensor] = []  # one per parameter: Adam's, or SGD's momentum
+        self.second_moments: list[Tensor] = []  # one per parameter: Adam's
+        if recipe.optimizer == "adam" or recipe.momentum:
+            self.first_moments = [torch.zeros_like(param) for param in params]
+        if recipe.optimizer == "adam":
+            self.second_moments = [torch.zeros_like(param) for param in params]
+
         # [J] steps taken; in double precision, because 1 - 0.999 has only 4 digits in single
         self.steps = torch.zeros(len(jobs), device=jobs.mu.device, dtype=torch.float64)
 
     def memory(self) -> list[Tensor]:
         """Return everything a step changes besides the parameters."""
-        return [self.steps, *(m for kind in self.moments for m in kind)]
+        return [self.steps, *self.first_moments, *self.second_moments]
 
     def reset(self) -> None:
-        """Begin anew from the parameters as they are now."""
+        """Forget all steps; FedProx pulls to the parameters as they are now."""
         for value in self.memory():
             value.zero_()
-        for anchor, param in zip(self.anchors or [], self.params, strict=False):
-            anchor.copy_(param)
+        if self.anchors is not None:
+            for anchor, param in zip(self.anchors, self.params, strict=True):
+                anchor.copy_(param)
 
     @torch.no_grad()
     def step(self, grads: list[Tensor], active: Tensor | None = None) -> None:
@@ -46,50 +61,67 @@ class StackedOptimizer:
             grads: gradients of every parameter.  # [A, ...]
             active: which of these jobs step; None: all of them.  # [A] bool
         """
-        if not grads:  # every layer steps by itself
+        if not grads:  # every layer steps in its own backward pass
             return
         count = len(grads[0])
         self.steps[:count] += 1 if active is None else active
         for i, (param, grad) in enumerate(zip(self.params, grads, strict=True)):
-            w = param[:count]
-            shape = (-1, *[1] * (w.dim() - 1))
-            gate = None if active is None else active.view(shape)
+            weights = param[:count]
+            gate = None if active is None else active.view(_per_job(weights))
             if self.anchors is not None:
-                grad = grad + self._pull(w, self.anchors[i][:count])
+                grad = grad + self._proximal_gradient(weights, self.anchors[i][:count])
             if self.recipe.weight_decay:
-                grad = grad.add(w, alpha=self.recipe.weight_decay)
-            moments = [m[i][:count] for m in self.moments]
+                grad = grad.add(weights, alpha=self.recipe.weight_decay)
             if self.recipe.optimizer == "adam":
-                self._adam(w, grad, moments[0], moments[1], gate)
-                continue
-            if moments:
-                _put(moments[0], moments[0] * self.recipe.momentum + grad, gate)
-                grad = moments[0]
-            w.add_(grad if gate is None else grad * gate, alpha=-self.recipe.lr)
+                self._adam_step(i, weights, grad, gate)
+            else:
+                self._sgd_step(i, weights, grad, gate)
 
-    def _adam(
-        self, w: Tensor, grad: Tensor, first: Tensor, second: Tensor, gate: Tensor | None
-    ) -> None:
-        steps = self.steps[: len(w)].clamp(min=1).view(-1, *[1] * (w.dim() - 1))
-        rate = (self.recipe.lr / (1 - BETA_1**steps)).to(w.dtype)
-        root = (1 - BETA_2**steps).sqrt().to(w.dtype)
-        _put(first, first.lerp(grad, 1 - BETA_1), gate)
-        _put(second, (second * BETA_2).addcmul_(grad, grad, value=1 - BETA_2), gate)
+    def _sgd_step(self, i: int, weights: Tensor, grad: Tensor, gate: Tensor | None) -> None:
+        """Update the weights `[A, ...]` of parameter `i`, where the gate is open."""
+        direction = grad
+        if self.recipe.momentum:
+            direction = self.first_moments[i][: len(weights)]
+            _write(direction, direction * self.recipe.momentum + grad, gate)
+        if gate is not None:
+            direction = direction * gate
+        weights.add_(direction, alpha=-self.recipe.lr)
+
+    def _adam_step(self, i: int, weights: Tensor, grad: Tensor, gate: Tensor | None) -> None:
+        """Update the weights `[A, ...]` of parameter `i`, where the gate is open."""
+        count = len(weights)
+        first = self.first_moments[i][:count]
+        second = self.second_moments[i][:count]
+        _write(first, first.lerp(grad, 1 - BETA_1), gate)
+        _write(second, (second * BETA_2).addcmul_(grad, grad, value=1 - BETA_2), gate)
+
+        # Both moments start at zero; these factors undo that bias of the first steps.
+        steps = self.steps[:count].clamp(min=1).view(_per_job(weights))
+        rate = (self.recipe.lr / (1 - BETA_1**steps)).to(weights.dtype)
+        root = (1 - BETA_2**steps).sqrt().to(weights.dtype)
         move = first / (second.sqrt() / root).add_(EPSILON) * rate
-        w.sub_(move if gate is None else move * gate)
+        if gate is not None:
+            move = move * gate
+        weights.sub_(move)
 
-    def _pull(self, w: Tensor, anchor: Tensor) -> Tensor:
+    def _proximal_gradient(self, weights: Tensor, anchor: Tensor) -> Tensor:
         """Gradient of FedProx's penalty; zero at the anchor in both forms."""
-        shape = (-1, *[1] * (w.dim() - 1))
-        mu = self.jobs.mu[: len(w)].view(shape)
-        away = w - anchor
+        shape = _per_job(weights)
+        mu = self.jobs.mu[: len(weights)].view(shape)
+        offset = weights - anchor
         if self.all_squared:
-            return mu * away
-        norm = away.flatten(1).norm(dim=1).view(shape)
-        direction = torch.where(norm > 0, away / norm.clamp(min=1e-30), 0.0)
-        return mu * torch.where(self.jobs.squared[: len(w)].view(shape), away, direction)
+            return mu * offset
+        norm = offset.flatten(1).norm(dim=1).view(shape)
+        direction = torch.where(norm > 0, offset / norm.clamp(min=1e-30), 0.0)
+        squared = self.jobs.squared[: len(weights)].view(shape)
+        return mu * torch.where(squared, offset, direction)
 
 
-def _put(target: Tensor, value: Tensor, gate: Tensor | None) -> None:
+def _per_job(weights: Tensor) -> tuple[int, ...]:
+    """Return the shape in which one number per job meets stacked weights: `[A, 1, 1, ...]`."""
+    return (-1, *[1] * (weights.dim() - 1))
+
+
+def _write(target: Tensor, value: Tensor, gate: Tensor | None) -> None:
     """Write `value` into `target` where the gate is open."""
     target.copy_(value if gate is None else torch.where(gate, value, target))

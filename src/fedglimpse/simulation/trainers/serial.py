@@ -6,7 +6,7 @@ Every other trainer must agree with this one (`tests/parity`).
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -53,64 +53,81 @@ class SerialTrainer:
             precision: of forward and backward passes.
             channels_last: memory format of images; faster for convolutions on a CPU.
         """
-        self.layout, self.blocks = Layout.of(model), blocks_of(model)
-        self.examples, self.recipe, self.precision = examples, recipe, precision
+        self.layout = Layout.of(model)
+        self.blocks = blocks_of(model)
+        self.examples = examples
+        self.recipe = recipe
+        self.precision = precision
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = cast(nn.Module, model.to(memory_format=self.format))  # type: ignore[call-overload]
-        self._counters = [  # not part of a state, and every client starts with its own
-            (b, b.clone()) for b in self.model.buffers() if not b.is_floating_point()
-        ]
+
+        # Integer buffers are not part of a state; every client starts with the initial ones.
+        self._counters: list[tuple[Tensor, Tensor]] = []  # buffer, its initial value
+        for buffer in self.model.buffers():
+            if not buffer.is_floating_point():
+                self._counters.append((buffer, buffer.clone()))
         self._teacher: nn.Module | None = None  # made when first used
 
     def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         """Train every job, one after the other."""
         states = start[jobs.start]  # [J, d], a copy
-        tally = LossSums(len(jobs), start.device)
+        sums = LossSums(len(jobs), start.device)
         for j in range(len(jobs)):
             job = jobs.pick(torch.tensor([j], device=jobs.start.device))
             teacher = self._teacher_at(states[j]) if job.distill > 0 else None
-            self.layout.write(states[j], self.model)
-            for counter, fresh in self._counters:
-                counter.copy_(fresh)
-            self.model.train()
-            visit = int(job.visit)
-            block = None if visit < 0 else self.blocks[serpentine(visit, len(self.blocks))]
-            frozen = nullcontext() if block is None else training_only(self.model, block)
-            with frozen, rng.isolated(int(job.keys), "dropout"):
-                self._train_one(job, teacher, tally, j)
+            self._load(states[j])
+            with self._frozen_blocks(job), rng.isolated(int(job.keys), "dropout"):
+                self._train_one(job, teacher, sums, j)
             states[j] = self.layout.read(self.model)
-        return tally.results(states)
+        return sums.results(states)
+
+    def _load(self, state: Tensor) -> None:
+        """Make the model that of `state`, in training mode."""
+        self.layout.write(state, self.model)
+        for counter, initial in self._counters:
+            counter.copy_(initial)
+        self.model.train()
+
+    def _frozen_blocks(self, job: TrainingJobs) -> AbstractContextManager[None]:
+        """Freeze all blocks but the one that the job trains; none where it trains the model."""
+        visit = int(job.visit)
+        if visit < 0:
+            return nullcontext()
+        block = self.blocks[serpentine(visit, len(self.blocks))]
+        return training_only(self.model, block)
 
     def _train_one(
-        self, job: TrainingJobs, teacher: nn.Module | None, tally: LossSums, j: int
+        self, job: TrainingJobs, teacher: nn.Module | None, sums: LossSums, j: int
     ) -> None:
-        """Train the model in place on the only job in `job`, the j-th of the tally."""
+        """Train the model in place on the only job in `job`, the j-th of the sums."""
         batch_size = self.recipe.batch_size
-        params = [p for p in self.model.parameters() if p.requires_grad]
+        params = [param for param in self.model.parameters() if param.requires_grad]
         optimizer = make_optimizer(params, self.recipe)
-        anchor = [p.detach().clone() for p in params] if job.mu > 0 else None
+        anchor = [param.detach().clone() for param in params] if job.mu > 0 else None
         for epoch in range(self.recipe.epochs):
             rows, draws = self.examples.order(job, epoch)
             for step in range(steps_per_epoch(job.sizes, batch_size)):
                 count = int(batch_counts(job.sizes, step, batch_size))
                 if count == 0:
                     continue
-                part = slice(step * batch_size, step * batch_size + count)
-                x, y = self.examples.batch(rows[0, part], None if draws is None else draws[0, part])
+                first = step * batch_size
+                columns = slice(first, first + count)
+                batch_draws = None if draws is None else draws[0, columns]
+                x, y = self.examples.batch(rows[0, columns], batch_draws)
                 if x.dim() == 4:
                     x = x.contiguous(memory_format=self.format)
                 with numerics(x.device, self.precision):
                     logits = self.model(x)
-                    each = F.cross_entropy(logits, y, reduction="none")  # [B]
-                loss = each.mean()
+                    losses = F.cross_entropy(logits, y, reduction="none")  # [B]
+                loss = losses.mean()
                 if teacher is not None:
                     loss = self._distilled(loss, logits, teacher, x, job)
                 if anchor is not None:
-                    loss = loss + pull(params, anchor, job)
+                    loss = loss + proximal_penalty(params, anchor, job)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-                tally.add(j, each.detach(), torch.tensor(count, device=each.device))
+                sums.add(j, losses.detach(), torch.tensor(count, device=losses.device))
 
     def _distilled(
         self, loss: Tensor, logits: Tensor, teacher: nn.Module, x: Tensor, job: TrainingJobs
@@ -119,7 +136,8 @@ class SerialTrainer:
         with torch.no_grad(), numerics(x.device, self.precision):
             target = teacher(x)
         share = job.distill[0]
-        return (1 - share) * loss + share * distillation(logits, target, job.temperature[0]).mean()
+        distance = distillation(logits, target, job.temperature[0]).mean()
+        return (1 - share) * loss + share * distance
 
     def _teacher_at(self, state: Tensor) -> nn.Module:
         """Return the frozen model of `state`, in evaluation mode."""
@@ -129,12 +147,14 @@ class SerialTrainer:
         return self._teacher.eval()
 
 
-def pull(params: list[nn.Parameter], anchor: list[Tensor], job: TrainingJobs) -> Tensor:
+def proximal_penalty(params: list[nn.Parameter], anchor: list[Tensor], job: TrainingJobs) -> Tensor:
     """FedProx's penalty: mu/2 ||w - W||^2, or the release's mu * sum of tensor norms."""
-    away = [p - a for p, a in zip(params, anchor, strict=True)]
+    offsets = [param - start for param, start in zip(params, anchor, strict=True)]
     if bool(job.squared):
-        return job.mu[0] / 2 * torch.stack([(v * v).sum() for v in away]).sum()
-    return job.mu[0] * torch.stack([v.norm() for v in away]).sum()
+        squares = [(offset * offset).sum() for offset in offsets]
+        return job.mu[0] / 2 * torch.stack(squares).sum()
+    norms = [offset.norm() for offset in offsets]
+    return job.mu[0] * torch.stack(norms).sum()
 
 
 def make_optimizer(params: list[nn.Parameter], recipe: TrainingRecipe) -> torch.optim.Optimizer:
