@@ -32,7 +32,8 @@ ALLOWED = {
     },
     "theory": {"config", "data", "errors", "rng", "runs", "simulation", "studies"},
     "studies": {
-        "config", "data", "errors", "methods", "plugins", "rng", "runs", "storage", "version",
+        "config", "data", "errors", "methods", "plugins", "rng", "runs", "storage", "types",
+        "version",
     },
     "flower": {
         "agent", "config", "data", "errors", "federation", "methods", "plugins", "rng", "runs",

@@ -1,4 +1,4 @@
-"""The vocabulary of a round: what a server sees, what it answers, what came of it.
+"""The vocabulary of a round: what a server sees, what it answers, and the result.
 
 Letters used for shapes everywhere in this package:
 
@@ -11,7 +11,8 @@ Letters used for shapes everywhere in this package:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import isfinite
 from typing import Any, Literal, Protocol
 
 import torch
@@ -46,21 +47,26 @@ class Choice:
     slots: Tensor  # [K] positions in view.ids, distinct, int64
     weights: Tensor | None = None  # [K] coefficients on deltas; None -> sizes / sum of sizes
     info: Mapping[str, Any] = field(default_factory=dict)  # recorded as it is
-    shares: bool = False  # weights are shares: where an update fails, the others get its part
+    shares: bool = False  # weights are shares: those of failed updates go to the other clients
 
-    def weights_at(self, places: Sequence[int]) -> Tensor | None:
-        """Return the weights of those whose updates can be used `[n]`, by their places in K."""
+    def weights_at(self, positions: Sequence[int]) -> Tensor | None:
+        """Return the weights `[n]` of the chosen clients whose updates can be used.
+
+        Args:
+            positions: of these clients in `slots`.
+        """
         if self.weights is None:
             return None
-        kept = self.weights[list(places)].double()
-        if not self.shares or len(kept) == len(self.weights) or not kept.sum() > 0:
-            return kept
-        return kept * (self.weights.double().sum() / kept.sum())
+        weights = self.weights[list(positions)].double()
+        nothing_failed = len(weights) == len(self.weights)
+        if not self.shares or nothing_failed or not weights.sum() > 0:
+            return weights
+        return weights * (self.weights.double().sum() / weights.sum())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a choice, after aggregation and evaluation on the proxy set."""
+    """The result of a choice, after aggregation and evaluation on the proxy set."""
 
     round_num: int
     selected: Tensor  # [K] ids that were chosen and whose update was used
@@ -72,11 +78,117 @@ class Outcome:
     reports: Mapping[str, Tensor]  # `Selector.learns_from`, of the selected: name -> [K] or [K, D]
 
 
+def _recorded(kind: str, meaning: str, **default: Any) -> Any:
+    """Declare a field of `RoundRecord`; `kind` says what `from_json` accepts."""
+    return field(metadata={"kind": kind, "meaning": meaning}, **default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """One round of one lane: a line of `rounds.jsonl`, with its fields in this order.
+
+    Simulated runs and runs on devices write the same record. Numbers that are not finite are null
+    in the file. Fields whose default is None are left out of it where they are None, except for
+    scores and losses.
+    """
+
+    lane: int = _recorded("count", "position of the seed in `seeds`")
+    seed: int = _recorded("integer", "seed of the lane")
+    round: int = _recorded("count", "number of the round, from 0")
+    visible: Sequence[int] = _recorded("clients", "ids that could be seen (on devices: with data)")
+    selected: Sequence[int] = _recorded("clients", "ids whose update was used")
+    rejected: Sequence[int] = _recorded("clients", "ids whose update was not finite")
+    weights: Sequence[float] = _recorded("any", "coefficients of their updates", default=())
+    accuracy: float | None = _recorded("score", "on the test set; null in rounds without a test")
+    macro_f1: float | None = _recorded("score", "mean F1 of the classes, on the test set")
+    per_class_f1: Sequence[float] | None = _recorded(
+        "any", "F1 of each class, on the test set", default=None
+    )
+    loss: float | None = _recorded("any", "mean loss on the test set", default=None)
+    train_loss: float | None = _recorded("any", "mean over the clients that trained", default=None)
+    reward: float | None = _recorded("score", "smoothed proxy score")
+    extra: Mapping[str, Any] = _recorded(
+        "extra", "anything else: what the method logs, explained on its page", default_factory=dict
+    )
+    uplink_bytes: int = _recorded("amount", "sent by clients in this round")
+    downlink_bytes: int = _recorded("amount", "received by clients in this round")
+    client_flops: int = _recorded("amount", "computed by clients in this round")
+    server_flops: int = _recorded("amount", "computed by the server in this round")
+    oracle: bool | None = _recorded(
+        "optional", "true where the method reads what no server may know", default=None
+    )
+    failed: Mapping[str, str] | None = _recorded(
+        "optional", "Flower runs: clients whose answer was refused or missing, why", default=None
+    )
+    received_bytes_chosen: int | None = _recorded(
+        "optional", "Flower runs: bytes that reached the server from chosen clients", default=None
+    )
+    received_bytes_others: int | None = _recorded(
+        "optional", "Flower runs: bytes that reached the server from others", default=None
+    )
+    seconds: float | None = _recorded(
+        "amount", "wall time of the round divided by the number of lanes", default=None
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line of `rounds.jsonl` as a dictionary; `extra` becomes entries of its own."""
+        line: dict[str, Any] = {}
+        for name in RECORD_FIELDS:
+            value = getattr(self, name)
+            if name == "extra":
+                line.update(value)
+            elif value is not None or name not in _LEFT_OUT:
+                line[name] = value
+        return line
+
+    @staticmethod
+    def from_json(line: object) -> RoundRecord:
+        """Read a line of `rounds.jsonl`; ValueError says which field is wrong."""
+        if not isinstance(line, dict):
+            raise ValueError("it is no JSON table")
+        for name, kind in RECORD_FIELDS.items():
+            is_right = _CHECKS.get(kind)
+            if is_right is None:
+                continue
+            if name not in line:
+                raise ValueError(f"it has no `{name}`")
+            if not is_right(line[name]):
+                shown = "no list of client numbers" if kind == "clients" else repr(line[name])
+                raise ValueError(f"its `{name}` is {shown}")
+        measured = {name: line[name] for name in RECORD_FIELDS if name in line and name != "extra"}
+        extra = {name: value for name, value in line.items() if name not in measured}
+        return RoundRecord(**measured, extra=extra)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and isfinite(value)
+
+
+_CHECKS = {
+    "integer": lambda value: type(value) is int,
+    "count": _is_count,
+    "clients": lambda value: isinstance(value, list) and all(map(_is_count, value)),
+    "score": lambda value: value is None or _is_number(value),
+    "amount": _is_finite,
+}
+
+RECORD_FIELDS: Mapping[str, str] = {f.name: f.metadata["kind"] for f in fields(RoundRecord)}
+_LEFT_OUT = {"seconds"} | {name for name, kind in RECORD_FIELDS.items() if kind == "optional"}
+
+
 class Selector(Protocol):
-    """Chooses among visible clients and may learn from what happened.
+    """Chooses among visible clients and may learn from the result.
 
     Attributes:
-        needs: names of `needs.CATALOGUE` that must be in the view. Any report of phase
+        needs: names of `reports.CATALOGUE` that must be in the view. Any report of phase
             "trained" makes all visible clients train before the choice.
         learns_from: reports that only the chosen clients send, with their update; they
             arrive in `Outcome.reports`.

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fedglimpse import rng
-from fedglimpse.federation.aggregation import TemporalWindow, WeightedDelta
+from fedglimpse.federation.aggregation import TemporalWindow, WeightedDelta, batch_key
 from fedglimpse.methods.fedawac import ConsistencyWindow, Options
 from fedglimpse.simulation.lane import Lane, Upload
-from fedglimpse.simulation.merge import merge_key, step_alone, step_together
+from fedglimpse.simulation.merge import step_alone, step_together
 from fedglimpse.simulation.trained_clients import TrainedClients, deltas_of, pick_each, side_by_side
 from fedglimpse.types import Method
 
@@ -64,7 +64,7 @@ def test_together_is_what_each_does_alone(kind: str, own_starts: bool) -> None:
     states = torch.randn(R, SIZE, generator=rng.generator(0, "states"))
     singly = states.clone()
     for round_num in range(6):
-        assert len({merge_key(one) for one in aggregators(together)}) == 1
+        assert len({batch_key(one) for one in aggregators(together)}) == 1
         for r, one in enumerate(uploads(singly, round_num, own_starts)):
             step_alone(alone[r], singly[r], one, PARAMS)
         given = uploads(states, round_num, own_starts)
@@ -89,9 +89,9 @@ def test_what_differs_is_not_merged_in_one_pass() -> None:
     begun = TemporalWindow(4, "raw")
     begun.past.append(torch.zeros(SIZE))
     others = [*KINDS.values(), begun]
-    assert len({merge_key(one) for one in others}) == len(others)
+    assert len({batch_key(one) for one in others}) == len(others)
     for subclass in (small.Watching(), ConsistencyWindow(Options(), 3)):
-        assert merge_key(subclass) is None
+        assert batch_key(subclass) is None
 
 
 def test_a_saved_window_holds_its_own_models_only() -> None:

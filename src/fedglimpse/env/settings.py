@@ -22,7 +22,9 @@ class Settings:
     """A checked description of an environment."""
 
     config: Config
-    needs: frozenset[str]  # of `needs.CATALOGUE`: what clients and server report before the choice
+    needs: frozenset[
+        str
+    ]  # of `reports.CATALOGUE`: what clients and server report before the choice
     target: float | None  # an episode ends when this accuracy is reached
     target_on: str  # test: accuracy on the test set; proxy: the unsmoothed reward metric
     vary: frozenset[str]  # of EPISODE_PARTS: what a new seed changes

@@ -6,28 +6,41 @@ The simulator and a real server use the same objects. See the paper's Eq. (Agg) 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedglimpse.errors import UserError
-from fedglimpse.types import Update
+from fedglimpse.types import Aggregator, Update
 
 Source = Literal["raw", "smoothed"]
 
 
 def weighted_delta(state: Tensor, update: Update) -> Tensor:
-    """Return `state` plus the weighted client deltas `[d]`.
+    """Return `state` plus the weighted client deltas.
 
     Weights on parameters are used as they are (they need not sum to one). Buffers are running
     statistics, so they are averaged with normalised weights: a variance can never go below zero.
+
+    Args:
+        state: of one lane, or of several side by side.  # [d] or [R, d]
+        update: of as many clients in every lane: weights `[..., K]`, deltas `[..., K, d]`.
     """
-    weights, deltas, cut = update.weights, update.deltas, update.num_params
-    total = weights.sum()
-    even = torch.full_like(weights, 1 / max(len(weights), 1))
-    convex = torch.where(total > 0, weights / total.clamp(min=1e-30), even)
-    return state + torch.cat([weights @ deltas[:, :cut], convex @ deltas[:, cut:]])
+    weights = update.weights
+    total = weights.sum(-1, keepdim=True)
+    even = torch.full_like(weights, 1 / max(weights.shape[-1], 1))
+    shares = torch.where(total > 0, weights / total.clamp(min=1e-30), even)
+    parameters = update.deltas[..., : update.num_params]
+    buffers = update.deltas[..., update.num_params :]
+    change = torch.cat([_weighted_sum(weights, parameters), _weighted_sum(shares, buffers)], dim=-1)
+    return state + change
+
+
+def _weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """Return the sum of rows `[..., K, n]` times their weights `[..., K]`."""
+    return (weights.unsqueeze(-2) @ rows).squeeze(-2)
 
 
 class WeightedDelta:
@@ -37,7 +50,7 @@ class WeightedDelta:
     applied: Tensor | None = None
 
     def starts(self, state: Tensor, ids: Tensor) -> Tensor:
-        """Every client trains from the global state."""
+        """Return the global state, for every client."""
         return state.expand(len(ids), -1)
 
     def step(self, state: Tensor, update: Update) -> Tensor:
@@ -45,11 +58,11 @@ class WeightedDelta:
         return weighted_delta(state, update)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
+        """Return nothing: the aggregation has no memory."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Do nothing, as `state` is empty."""
 
 
 class TemporalWindow(WeightedDelta):
@@ -70,23 +83,62 @@ class TemporalWindow(WeightedDelta):
             )
         if source not in ("raw", "smoothed"):
             raise UserError(f"aggregate.source={source!r} is unknown: use 'raw' or 'smoothed'.")
-        self.window, self.source = window, source
+        self.window = window
+        self.source = source
         self.past: deque[Tensor] = deque(maxlen=window - 1)
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        fresh = weighted_delta(state, update)
+        return torch.stack(self.window_with(state, weighted_delta(state, update))).mean(0)
+
+    def window_with(self, state: Tensor, fresh: Tensor) -> list[Tensor]:
+        """Return the models `[d]` to average, and remember what later rounds average with.
+
+        Args:
+            state: the global model before this round.  # [d]
+            fresh: the aggregate of this round.  # [d]
+        """
         if self.source == "smoothed":
             self.past.append(state)  # W^t, averaged already
-            return torch.stack([fresh, *self.past]).mean(0)
-        mean = torch.stack([fresh, *self.past]).mean(0)
+            return [fresh, *self.past]
+        models = [fresh, *self.past]
         self.past.append(fresh)
-        return mean
+        return models
 
     def state_dict(self) -> dict[str, Any]:
-        """The models still in the window."""
-        return {"past": [model.clone() for model in self.past]}  # not with the rows beside it
+        """Return the models still in the window."""
+        # Copies, since each may be a row of a table that holds all lanes.
+        return {"past": [model.clone() for model in self.past]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the models of `state`."""
         self.past = deque(state["past"], maxlen=self.window - 1)
+
+
+def batch_key(aggregator: Aggregator) -> Hashable | None:
+    """Return what is equal for aggregators of lanes that can step in one pass.
+
+    None where there is no such pass: a class built on these may step as it likes.
+    """
+    if type(aggregator) is WeightedDelta:
+        return WeightedDelta
+    if type(aggregator) is TemporalWindow:
+        return aggregator.window, aggregator.source, len(aggregator.past)
+    return None
+
+
+def step_lanes(aggregators: Sequence[Aggregator], states: Tensor, update: Update) -> Tensor:
+    """Step aggregators with the same `batch_key` in one pass; returns the next states `[R, d]`.
+
+    Args:
+        aggregators: of R lanes.
+        states: global states, which the aggregators may keep.  # [R, d]
+        update: of as many clients in every lane: weights `[R, K]`, deltas `[R, K, d]`.
+    """
+    fresh = weighted_delta(states, update)
+    models: list[Tensor] = []
+    for aggregator, state, aggregate in zip(aggregators, states, fresh, strict=True):
+        if not isinstance(aggregator, TemporalWindow):
+            return fresh
+        models += aggregator.window_with(state, aggregate)
+    return torch.stack(models).unflatten(0, (len(states), -1)).mean(1)

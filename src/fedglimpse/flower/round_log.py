@@ -9,6 +9,7 @@ from typing import Any
 from fedglimpse.federation.costs import Activity
 from fedglimpse.flower.clients import Federation
 from fedglimpse.simulation.results import flops_said, logged
+from fedglimpse.types import RoundRecord
 
 
 @dataclass
@@ -52,8 +53,8 @@ class Sheet:
             taught=fed.method.objective.distill > 0,
         )
 
-    def record(self, fed: Federation, said: Mapping[str, float], scored: bool) -> dict[str, Any]:
-        """Return the line of rounds.jsonl: the simulator's fields, and what only devices have."""
+    def record(self, fed: Federation, said: Mapping[str, float], scored: bool) -> RoundRecord:
+        """Return the record of the round, but for its wall time."""
         who = type(fed.method.selector).__name__
         answered = f"What {who}.feedback() returned"
         info, metrics = logged(self.info, f"Choice.info of {who}.select()"), logged(said, answered)
@@ -62,24 +63,24 @@ class Sheet:
         cost = fed.costs.round(self.activity(fed, flops_said(metrics, answered)))
         losses = self.losses.values()
         chosen = sum(self.received.get(c, 0) for c in self.selected)
-        return {
-            "lane": 0,
-            "seed": fed.seed,
-            "round": self.round_num,
-            "visible": self.visible,
-            "selected": self.selected,
-            "rejected": sorted(self.rejected),
-            "weights": self.weights,
-            "accuracy": None if scores is None else scores.accuracy,
-            "macro_f1": None if scores is None else scores.macro_f1,
-            "per_class_f1": None if scores is None else scores.per_class_f1.tolist(),
-            "loss": None if scores is None else scores.loss,
-            "train_loss": sum(losses) / len(losses) if losses else None,
-            "reward": fed.reward.total,
-            **info,
-            **{k: v for k, v in metrics.items() if k != "server_flops"},
+        metrics = {name: value for name, value in metrics.items() if name != "server_flops"}
+        return RoundRecord(
+            lane=0,
+            seed=fed.seed,
+            round=self.round_num,
+            visible=self.visible,
+            selected=self.selected,
+            rejected=sorted(self.rejected),
+            weights=self.weights,
+            accuracy=None if scores is None else scores.accuracy,
+            macro_f1=None if scores is None else scores.macro_f1,
+            per_class_f1=None if scores is None else scores.per_class_f1.tolist(),
+            loss=None if scores is None else scores.loss,
+            train_loss=sum(losses) / len(losses) if losses else None,
+            reward=fed.reward.total,
+            extra={**info, **metrics},
             **vars(cost),
-            "failed": {str(c): reason for c, reason in sorted(self.failed.items())},
-            "received_bytes_chosen": chosen,
-            "received_bytes_others": sum(self.received.values()) - chosen,
-        }
+            failed={str(c): reason for c, reason in sorted(self.failed.items())},
+            received_bytes_chosen=chosen,
+            received_bytes_others=sum(self.received.values()) - chosen,
+        )

@@ -235,7 +235,7 @@ def play_round(fed: Federation, reception: Reception, round_num: int) -> dict[st
     every, last = fed.config.evaluate.every, fed.config.rounds - 1
     scored = (round_num + 1) % every == 0 or round_num == last
     record = sheet.record(fed, metrics, scored)
-    return {**record, "seconds": time.perf_counter() - began}
+    return replace(record, seconds=time.perf_counter() - began).to_json()
 
 
 def line_of(record: Mapping[str, Any], config: Config) -> str:

@@ -1,4 +1,4 @@
-"""What clients and server report: one function for each entry of `needs.CATALOGUE`."""
+"""What clients and server report: one function for each entry of `reports.CATALOGUE`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Sketch = Callable[[Tensor], Tensor]  # [..., parameters] -> [..., D]
 class Asked:
     """What one lane wants to know in this round."""
 
-    names: frozenset[str]  # of `needs.CATALOGUE`, of any phase
+    names: frozenset[str]  # of `reports.CATALOGUE`, of any phase
     population: Population
     state: Tensor  # [d] the global model
     ids: Tensor  # [V] clients that report

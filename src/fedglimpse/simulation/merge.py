@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from fedglimpse.errors import UserError
-from fedglimpse.federation.aggregation import TemporalWindow, WeightedDelta
+from fedglimpse.federation.aggregation import batch_key, step_lanes
 from fedglimpse.federation.devices import apart
 from fedglimpse.simulation.lane import Lane, Upload, kind_of
 from fedglimpse.simulation.trained_clients import deltas_of
@@ -35,7 +34,7 @@ def merge(
     """
     alike: dict[Hashable, list[int]] = {}
     for r, upload in uploads.items():
-        key = merge_key(lanes[r].method.aggregator)
+        key = batch_key(lanes[r].method.aggregator)
         if key is None or apart(states.device):
             step_alone(lanes[r], states[r], upload, num_params)
         else:
@@ -91,19 +90,10 @@ def stepped(aggregator: Aggregator, state: Tensor, update: Update) -> Tensor:
     return new
 
 
-def merge_key(aggregator: Aggregator) -> Hashable | None:
-    """Return what is equal for aggregators that can step together; None: only alone."""
-    if type(aggregator) is WeightedDelta:
-        return WeightedDelta
-    if type(aggregator) is TemporalWindow:
-        return aggregator.window, aggregator.source, len(aggregator.past)
-    return None  # a class built on these may step as it likes
-
-
 def step_together(
     aggregators: Sequence[Aggregator], states: Tensor, uploads: Sequence[Upload], num_params: int
 ) -> Tensor:
-    """Let aggregators with the same `merge_key` step; returns the next global states `[R, d]`.
+    """Let aggregators with the same `batch_key` step; returns the next global states `[R, d]`.
 
     Args:
         aggregators: of R lanes.
@@ -113,38 +103,14 @@ def step_together(
     """
     deltas = deltas_of([upload.clients for upload in uploads]).unflatten(0, (len(uploads), -1))
     weights = torch.stack([upload.weights for upload in uploads]).to(states.dtype)
-    weights = sent(weights, states.device)
-    fresh = weighted_deltas(states, weights, deltas, num_params)
-    if not isinstance(aggregators[0], TemporalWindow):
-        return fresh
-    return _averaged(cast(Sequence[TemporalWindow], aggregators), states, fresh)
-
-
-def weighted_deltas(states: Tensor, weights: Tensor, deltas: Tensor, num_params: int) -> Tensor:
-    """Return what `aggregate.weighted_delta` returns, for R lanes `[R, d]`.
-
-    Args:
-        states: global states.  # [R, d]
-        weights: coefficients.  # [R, K]
-        deltas: of the clients; overwritten, since they may be large.  # [R, K, d]
-        num_params: as in `merge`.
-    """
-    total = weights.sum(1, keepdim=True)
-    convex = torch.where(total > 0, weights / total.clamp(min=1e-30), 1 / weights.shape[1])
-    deltas[..., :num_params] *= weights[..., None]
-    deltas[..., num_params:] *= convex[..., None]
-    return states + deltas.sum(1)
-
-
-def _averaged(windows: Sequence[TemporalWindow], states: Tensor, fresh: Tensor) -> Tensor:
-    """Average with the past models and remember, as `TemporalWindow.step` does."""
-    smoothed = windows[0].source == "smoothed"
-    kept = (states if smoothed else fresh).unbind()
-    models = []
-    for window, row, own in zip(windows, fresh.unbind(), kept, strict=True):
-        if smoothed:
-            window.past.append(own)
-        models += [row, *window.past]
-        if not smoothed:
-            window.past.append(own)
-    return torch.stack(models).view(len(windows), -1, fresh.shape[1]).mean(1)
+    update = Update(
+        round_num=-1,  # every lane counts its own
+        ids=torch.stack([upload.clients.ids for upload in uploads]),
+        sizes=torch.stack([upload.sizes for upload in uploads]),
+        starts=states[:, None],
+        deltas=deltas,
+        weights=sent(weights, states.device),
+        num_params=num_params,
+        reports={},
+    )
+    return step_lanes(aggregators, states, update)

@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from fedglimpse.errors import UserError
-from fedglimpse.federation.costs import CostModel, RoundCost
+from fedglimpse.federation.costs import CostModel
 from fedglimpse.simulation.evaluation import Scores
 from fedglimpse.simulation.lane import Lane, LaneRound, Upload, kind_of
-from fedglimpse.types import Outcome
+from fedglimpse.types import RECORD_FIELDS, Outcome, RoundRecord
 
 ScoresByLane = Callable[[], Mapping[int, Scores]]  # waits until they are there
-
-
-MEASURED = {
-    *("lane", "seed", "round", "visible", "selected", "rejected", "weights", "accuracy"),
-    *("macro_f1", "per_class_f1", "loss", "train_loss", "reward", "seconds"),
-    *(field.name for field in fields(RoundCost)),
-}
 
 
 PLAIN = frozenset({bool, int, float, str, type(None)})
@@ -35,7 +28,7 @@ PLAIN = frozenset({bool, int, float, str, type(None)})
 
 def check_logged(*parts: Mapping[str, Any]) -> None:
     """Raise UserError where a selector logs something by a name that is measured."""
-    for name in (name for part in parts for name in part if name in MEASURED):
+    for name in (name for part in parts for name in part if name in RECORD_FIELDS):
         if name != "server_flops":  # added to what the world counts
             raise UserError(
                 f"The selector logs '{name}', which is measured: choose another name in "
@@ -149,22 +142,23 @@ class Played:
         answered = f"What {who}.feedback() returned"
         info, metrics = logged(now.info, f"Choice.info of {who}.select()"), logged(said, answered)
         cost = self.costs.round(now.activity(lane, flops_said(metrics, answered)))
-        return {
-            "lane": r,
-            "seed": lane.seed,
-            "round": self.rounds[r],
-            "visible": now.visible,
-            "selected": now.selected,
-            "rejected": now.rejected,
-            "weights": now.weights,
-            "accuracy": None if scores is None else scores.accuracy,
-            "macro_f1": None if scores is None else scores.macro_f1,
-            "per_class_f1": None if scores is None else scores.per_class_f1.tolist(),
-            "loss": None if scores is None else scores.loss,
-            "train_loss": now.train_loss,
-            "reward": lane.reward.total,
-            **info,
-            **{k: v for k, v in metrics.items() if k != "server_flops"},
+        metrics = {name: value for name, value in metrics.items() if name != "server_flops"}
+        record = RoundRecord(
+            lane=r,
+            seed=lane.seed,
+            round=self.rounds[r],
+            visible=now.visible,
+            selected=now.selected,
+            rejected=now.rejected,
+            weights=now.weights,
+            accuracy=None if scores is None else scores.accuracy,
+            macro_f1=None if scores is None else scores.macro_f1,
+            per_class_f1=None if scores is None else scores.per_class_f1.tolist(),
+            loss=None if scores is None else scores.loss,
+            train_loss=now.train_loss,
+            reward=lane.reward.total,
+            extra={**info, **metrics},
             **vars(cost),
-            **({"oracle": True} if lane.oracle else {}),
-        }
+            oracle=True if lane.oracle else None,
+        )
+        return record.to_json()

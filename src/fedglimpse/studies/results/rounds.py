@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedglimpse.errors import UserError
-from fedglimpse.runs.summary import COSTS
+from fedglimpse.types import RECORD_FIELDS, RoundRecord
 
-COUNTS = ("lane", "round")
-CLIENTS = ("visible", "selected", "rejected")  # lists of ids
-SCORES = ("accuracy", "macro_f1", "reward")  # null or NaN where not scored, or not finite
-AMOUNTS = (*COSTS, "seconds")
+CLIENTS = tuple(name for name, kind in RECORD_FIELDS.items() if kind == "clients")
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
@@ -46,47 +42,21 @@ def records_file(folder: Path) -> Path:
 
 def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
-    if problem := _problem(record):
+        record = _parsed(line)
+        RoundRecord.from_json(record)
+    except ValueError as error:
         raise UserError(
-            f"{path}, line {number} is not the record of a round ({problem}): restore the file, or "
+            f"{path}, line {number} is not the record of a round ({error}): restore the file, or "
             f"delete {path.parent} and run it again."
-        )
-    return dict(record)
+        ) from None
+    return record
 
 
-def _problem(record: Any) -> str:
-    """Say what is wrong with a record; empty where nothing is."""
-    if not isinstance(record, dict):
-        return "it is no JSON table"
-    for name in ("seed", *COUNTS, *CLIENTS, *SCORES, *AMOUNTS):
-        if name not in record:
-            return f"it has no `{name}`"
-    if type(record["seed"]) is not int:
-        return f"its `seed` is {record['seed']!r}"
-    for name in COUNTS:
-        if not _is_count(record[name]):
-            return f"its `{name}` is {record[name]!r}"
-    for name in CLIENTS:
-        if not isinstance(record[name], list) or not all(map(_is_count, record[name])):
-            return f"its `{name}` is no list of client numbers"
-    for name in SCORES:
-        if record[name] is not None and not _is_number(record[name]):
-            return f"its `{name}` is {record[name]!r}"
-    for name in AMOUNTS:
-        if not _is_number(record[name]) or not math.isfinite(record[name]):
-            return f"its `{name}` is {record[name]!r}"
-    return ""
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def _check_order(records: Sequence[Mapping[str, Any]], path: Path) -> None:
