@@ -141,7 +141,7 @@ def measure(epochs: int) -> dict[str, list[float]]:
         test=(data.x_test, data.y_test),
     )
     seconds: dict[str, list[float]] = {"fedavg": [], "two-phase": []}
-    play_round = engine.play_round
+    play_round = engine.run_round
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -154,9 +154,9 @@ def measure(epochs: int) -> dict[str, list[float]]:
             seconds["fedavg"].append(fedavg.play(grid))
             return record
 
-        engine.play_round = both
+        engine.run_round = both
         GlimpseStrategy(settings, problem).start(grid=grid)
-        engine.play_round = play_round
+        engine.run_round = play_round
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     clients = both_clients(wire.settings_of(settings, LocalObjective()))

@@ -10,7 +10,7 @@ import torch
 from flower_processes import Cluster, copy_app
 
 from fedglimpse.federation.state import Layout
-from fedglimpse.flower.clients import Problem, fresh_model
+from fedglimpse.flower.deployment import Problem, fresh_model
 from fedglimpse.runs.folder import stored_config
 from fedglimpse.simulation.evaluation import Evaluator
 
@@ -69,31 +69,33 @@ app = ServerApp()
 marks = Path({marks!r})
 
 
-def timed(self, asked, observe=rounds.Round._observe):
-    """Measure the first phase while all is well; later phases get four times as long."""
-    if self.num == 0:
+def timed(self, observe=rounds.DeviceRound._observe):
+    """Measure the first phase of round 0; later phases get four times as long."""
+    if self.round_num == 0:
         began = time.monotonic()
-        found = observe(self, asked)
+        result = observe(self)
         (marks / "phase").write_text(str(time.monotonic() - began))
-        return found
+        return result
     limit = max(30.0, 4 * float((marks / "phase").read_text()))
-    self.fed.terms = replace(self.fed.terms, train_timeout=limit, upload_timeout=limit)
-    return observe(self, asked)
+    deployment = self.deployment
+    deployment.terms = replace(deployment.terms, train_timeout=limit, upload_timeout=limit)
+    return observe(self)
 
 
-def held(self, view, choice, ready, collect=rounds.Round._collect):
+def held(self, view, choice, updates, collect=rounds.DeviceRound._collect):
     """In round 1 tell who is chosen, and wait until the test has done its deed."""
-    if self.num == 1 and (marks / "hold").exists():
-        names = [self.fed.roster.names[c] for c in view.ids[choice.slots].tolist()]
+    if self.round_num == 1 and (marks / "hold").exists():
+        clients = self.deployment.clients
+        names = [clients.names[c] for c in view.ids[choice.slots].tolist()]
         (marks / "chosen.part").write_text(" ".join(names))
         (marks / "chosen.part").rename(marks / "chosen")
         end = time.monotonic() + 60
         while (marks / "hold").exists() and time.monotonic() < end:
             time.sleep(0.1)
-    return collect(self, view, choice, ready)
+    return collect(self, view, choice, updates)
 
 
-rounds.Round._observe, rounds.Round._collect = timed, held
+rounds.DeviceRound._observe, rounds.DeviceRound._collect = timed, held
 
 
 @app.main()

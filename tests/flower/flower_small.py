@@ -96,12 +96,12 @@ class Clocked(Exchange):
         super().__init__(grid, poll, patience, clock=grid.clock, sleep=grid.sleep)
 
 
-TERMS = engine.Terms(
+TERMS = engine.ServerTerms(
     start_timeout=10, visible_timeout=10, hello_timeout=10, train_timeout=10, upload_timeout=10
 )
 
 
 def serve(
-    on: FakeGrid, settings: Config, out: Path | None = None, terms: engine.Terms = TERMS
-) -> engine.Finished:
+    on: FakeGrid, settings: Config, out: Path | None = None, terms: engine.ServerTerms = TERMS
+) -> engine.FinishedRun:
     return engine.Server(settings, problem(), terms, out).run(on)

@@ -21,7 +21,7 @@ from fedglimpse.errors import UserError
 from fedglimpse.federation import models as nets
 from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
-from fedglimpse.flower.round import Round
+from fedglimpse.flower.round import DeviceRound
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
 from fedglimpse.runs import experiment
 from fedglimpse.runs.folder import RunFolder
@@ -30,14 +30,14 @@ from fedglimpse.theory.measure_run import measure_run
 
 def before(monkeypatch: pytest.MonkeyPatch, number: int, deed: Any) -> None:
     """Do something before a round is played, once."""
-    play, todo = Round.play, [deed]
+    play, todo = DeviceRound.run, [deed]
 
-    def hooked(self: Round) -> Any:
-        if self.num == number and todo:
+    def hooked(self: DeviceRound) -> Any:
+        if self.round_num == number and todo:
             todo.pop()()
         return play(self)
 
-    monkeypatch.setattr(Round, "play", hooked)
+    monkeypatch.setattr(DeviceRound, "run", hooked)
 
 
 def kill() -> None:
@@ -241,7 +241,7 @@ def test_terms_and_seed_are_numbers_of_their_kind(values: dict[str, Any], senten
 
 
 def test_no_more_clients_are_awaited_than_there_may_be(tmp_path: Path) -> None:
-    terms = engine.Terms(min_clients=99)
+    terms = engine.ServerTerms(min_clients=99)
     with pytest.raises(UserError, match=r"min_clients=99 is more than data\.clients=6"):
         small.serve(small.grid(), small.config("fedavg"), tmp_path / "r", terms)
     assert not (tmp_path / "r").exists()

@@ -20,8 +20,8 @@ from fedglimpse.federation.state import Layout
 from fedglimpse.flower import messages as wire
 from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
+from fedglimpse.flower.clients import Arrival, KnownClients, identity, natural
 from fedglimpse.flower.device import SHARED_SEED, projection
-from fedglimpse.flower.identity import Arrival, Roster, identity, natural
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
 from fedglimpse.runs import build as builder
 
@@ -33,7 +33,7 @@ def test_a_restarted_client_keeps_its_identity_on_a_new_connection(tmp_path: Pat
     grid.nodes[4] = FakeNode(5, old.app, old.config, "")  # another node id, the same client
     grid.nodes.append(old)  # still listed for a while, as a dead node is
     old.fault = lambda message: "silent"
-    second = small.serve(grid, small.config(rounds=2), terms=engine.Terms(hello_timeout=1))
+    second = small.serve(grid, small.config(rounds=2), terms=engine.ServerTerms(hello_timeout=1))
     assert second.names == first.names == [f"declared:{i}" for i in range(small.CLIENTS)]
     assert all(4 in r["visible"] and "4" not in r["failed"] for r in second.records)
 
@@ -47,13 +47,13 @@ def test_a_registered_name_comes_before_a_declared_one() -> None:
 
 def test_the_roster_counts_on_and_is_full_one_day() -> None:
     assert sorted(["site-10", "site-2"], key=natural) == ["site-2", "site-10"]
-    roster = Roster(room=3)
+    roster = KnownClients(capacity=3)
     assert roster.admit([Arrival(50, "b", 4), Arrival(60, "a", -1)]) == []
     assert roster.admit([Arrival(70, "A", 6), Arrival(51, "b", 8)]) == []
     assert (roster.names, roster.nodes[1]) == (["a", "b", "A"], 51)
     assert roster.typical_sizes() == [7, 8, 6]  # the mean of the known stands for the unknown
     assert [a.name for a in roster.admit([Arrival(80, "c", 1)])] == ["c"]
-    copy = Roster(room=3)
+    copy = KnownClients(capacity=3)
     copy.load_state_dict(roster.state_dict())
     assert (copy.names, copy.sizes, copy.nodes) == (roster.names, roster.sizes, {})
 
@@ -81,7 +81,7 @@ def test_another_version_is_one_clear_message(
     sentence = "Client 'declared:1' runs fedglimpse 0.0.7, but here it is"
     assert str(caught.value).count(sentence) == 1
     assert caplog.text.count(sentence) == 1
-    terms = engine.Terms(min_clients=5)
+    terms = engine.ServerTerms(min_clients=5)
     served = small.serve(grid, small.config(), terms=terms)
     assert all(len(r["visible"]) == 5 for r in served.records)
     assert set(grid.nodes[1].asked) == {wire.HELLO}
@@ -95,7 +95,7 @@ def test_a_client_that_cannot_serve_the_method_is_left_out_with_a_sentence(
 
     grid = small.grid()
     grid.nodes[0].app = client_app(nets.digits_mlp, train)
-    terms = engine.Terms(min_clients=5)
+    terms = engine.ServerTerms(min_clients=5)
     served = small.serve(grid, small.config("power-of-choice", rounds=2), terms=terms)
     assert all(0 not in r["visible"] for r in served.records)
     assert caplog.text.count("cannot serve loss, which the method needs") == 1
@@ -193,7 +193,7 @@ def test_a_strategy_starts_like_any_other_of_flower(tmp_path: Path) -> None:
 
 
 def test_a_run_configuration_is_read_and_checked() -> None:
-    values = {"seed": 3, "out": "~/r", "fedglimpse.runs.rounds": 7, "terms.quorum": 0.25}
+    values = {"seed": 3, "out": "~/r", "fedglimpse.rounds": 7, "terms.quorum": 0.25}
     config, terms, out = from_run_config(values)
     assert (config.seeds, config.rounds, terms.quorum, out) == ((3,), 7, 0.25, Path.home() / "r")
     assert from_run_config({"out": ""})[2] is None

@@ -22,8 +22,8 @@ from fedglimpse.federation.state import Layout
 from fedglimpse.flower import messages as wire
 from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
-from fedglimpse.flower.device import Device, Training
-from fedglimpse.flower.identity import Roster
+from fedglimpse.flower.clients import KnownClients
+from fedglimpse.flower.device import Device, DeviceTraining
 
 
 def says(size: float) -> Any:
@@ -104,7 +104,7 @@ def test_devices_without_data_do_not_count_as_visible() -> None:
 
 
 def test_the_sizes_of_clients_without_data_are_no_measure_for_unknown_ones() -> None:
-    roster = Roster(room=3, names=["a", "b"], sizes=[0, 0])
+    roster = KnownClients(capacity=3, names=["a", "b"], sizes=[0, 0])
     assert roster.typical_sizes() == [0, 0, 1]
     roster.sizes = [0, 6]
     assert roster.typical_sizes() == [0, 6, 6]
@@ -113,8 +113,10 @@ def test_the_sizes_of_clients_without_data_are_no_measure_for_unknown_ones() -> 
 def test_sizes_are_looked_up_a_few_times_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once for each client, which would be quadratic."""
     calls: list[int] = []
-    genuine = Roster.typical_sizes
-    monkeypatch.setattr(Roster, "typical_sizes", lambda self: calls.append(1) or genuine(self))
+    genuine = KnownClients.typical_sizes
+    monkeypatch.setattr(
+        KnownClients, "typical_sizes", lambda self: calls.append(1) or genuine(self)
+    )
 
     def lookups(clients: int) -> int:
         calls.clear()
@@ -164,6 +166,6 @@ def test_proxy_images_mean_the_same_however_they_are_stored(here: str, there: st
     own, proxy = own if here == "bytes" else own / 255, proxy if there == "bytes" else proxy / 255
     settings = {"classes": 4, **{f"sketch.{k}": v for k, v in vars(SketchConfig()).items()}}
     device = Device(model, settings, lambda settings: (own, torch.zeros(7).long()))
-    done = Training(state, state, {})
+    done = DeviceTraining(state, state, {})
     said = device.trained(frozenset({"proxy_predictions"}), done, proxy)["proxy_predictions"]
     torch.testing.assert_close(said.view(5, 4), expected)

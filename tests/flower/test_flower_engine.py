@@ -22,7 +22,7 @@ from fedglimpse.federation import models as nets
 from fedglimpse.flower import messages as wire
 from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
-from fedglimpse.flower.round import Round
+from fedglimpse.flower.round import DeviceRound
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
 from fedglimpse.runs import experiment
@@ -176,7 +176,7 @@ def test_a_silent_node_gets_no_new_work_until_it_has_answered() -> None:
         return None
 
     mute.fault = silent
-    terms = engine.Terms(train_timeout=10, patience=1000)
+    terms = engine.ServerTerms(train_timeout=10, patience=1000)
     served = small.serve(grid, small.config(), terms=terms)
     assert mute.asked == [wire.HELLO, wire.SKETCH]
     assert served.records[0]["failed"] == {"2": "no answer"}
@@ -220,7 +220,7 @@ def test_a_node_that_restarts_owes_nothing_any_more() -> None:
         return "silent"
 
     node.fault = restart
-    terms = engine.Terms(train_timeout=10, patience=1000)
+    terms = engine.ServerTerms(train_timeout=10, patience=1000)
     served = small.serve(grid, small.config(), terms=terms)
     assert [r["failed"] for r in served.records] == [{"2": "no answer"}, {}, {}]
     assert all(2 in r["visible"] for r in served.records)
@@ -236,7 +236,7 @@ def test_too_few_answers_let_a_round_pass() -> None:
     served = small.serve(grid, small.config())
     assert all(r["selected"] == [] and len(r["failed"]) == 4 for r in served.records)
     assert served.records[0]["accuracy"] == served.records[-1]["accuracy"]
-    lax = engine.Terms(quorum=0.2)
+    lax = engine.ServerTerms(quorum=0.2)
     assert all(r["selected"] for r in small.serve(grid, small.config(), terms=lax).records)
 
 
@@ -245,17 +245,17 @@ def test_a_killed_server_goes_on_as_if_nothing_had_happened(
 ) -> None:
     settings = small.config("glimpse", rounds=6)
     whole = small.serve(small.grid(), settings)
-    play = Round.play
+    play = DeviceRound.run
 
-    def killed(self: Round) -> Any:
-        if self.num == 4:
+    def killed(self: DeviceRound) -> Any:
+        if self.round_num == 4:
             raise KeyboardInterrupt
         return play(self)
 
-    monkeypatch.setattr(Round, "play", killed)
+    monkeypatch.setattr(DeviceRound, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         small.serve(small.grid(), settings, tmp_path / "r")
-    monkeypatch.setattr(Round, "play", play)
+    monkeypatch.setattr(DeviceRound, "run", play)
     resumed = small.serve(small.grid(), settings, tmp_path / "r")
     drop = {"seconds"}
     assert [{k: v for k, v in r.items() if k not in drop} for r in resumed.records] == [

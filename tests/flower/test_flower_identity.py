@@ -14,20 +14,20 @@ from flower_grid import FakeGrid, FakeNode
 from fedglimpse.errors import UserError
 from fedglimpse.flower import messages as wire
 from fedglimpse.flower import server as engine
-from fedglimpse.flower.identity import Arrival, Roster, natural
-from fedglimpse.flower.round import Round
+from fedglimpse.flower.clients import Arrival, KnownClients, natural
+from fedglimpse.flower.round import DeviceRound
 
 
 def after_round_0(monkeypatch: pytest.MonkeyPatch, deed: Any) -> None:
-    play = Round.play
+    play = DeviceRound.run
 
-    def hooked(self: Round) -> Any:
+    def hooked(self: DeviceRound) -> Any:
         found = play(self)
-        if self.num == 0:
+        if self.round_num == 0:
             deed()
         return found
 
-    monkeypatch.setattr(Round, "play", hooked)
+    monkeypatch.setattr(DeviceRound, "run", hooked)
 
 
 def renamed(node: FakeNode, name: str) -> None:
@@ -44,7 +44,7 @@ def test_a_device_with_a_new_name_is_not_counted_twice(
     grid = small.grid()
     after_round_0(monkeypatch, lambda: renamed(grid.nodes[0], "renamed"))
     settings = small.config(method, data__clients=7, selection__k=7)
-    served = small.serve(grid, settings, terms=engine.Terms(min_clients=6))
+    served = small.serve(grid, settings, terms=engine.ServerTerms(min_clients=6))
     assert served.names[-1] == "declared:renamed"
     visible = [r["visible"] for r in served.records]
     assert visible == [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]]
@@ -54,7 +54,7 @@ def test_a_device_with_a_new_name_is_not_counted_twice(
 
 
 def test_a_device_with_a_new_name_leaves_a_full_roster() -> None:
-    roster = Roster(room=1)
+    roster = KnownClients(capacity=1)
     roster.admit([Arrival(50, "a", 4)])
     assert [a.name for a in roster.admit([Arrival(50, "b", 4)])] == ["b"]
     assert roster.nodes == {}
@@ -92,7 +92,7 @@ def test_two_devices_with_one_name_are_told_apart_in_the_error(
     assert str(caught.value).count(sentence) == 1
     assert "give each its own client-id" in str(caught.value)
     assert caplog.text.count(sentence) == 1
-    terms = engine.Terms(min_clients=1)
+    terms = engine.ServerTerms(min_clients=1)
     served = small.serve(grid, small.config("fedavg", data__clients=2), terms=terms)
     assert all(r["selected"] == [0] for r in served.records)
     assert wire.UPDATE not in grid.nodes[0].asked

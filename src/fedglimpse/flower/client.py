@@ -11,7 +11,7 @@ label or an example.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,30 +23,39 @@ from fedglimpse.errors import UserError
 from fedglimpse.federation.state import Layout
 from fedglimpse.flower import messages as wire
 from fedglimpse.flower.device import (
-    ALONE,
     OBJECTIVES,
     WITH_DATA,
+    WITHOUT_DATA,
     Data,
     Device,
+    DeviceTraining,
     Settings,
     Train,
-    Training,
-    asked,
     local_training,
+    objective_parts,
 )
 from fedglimpse.types import LocalObjective
 
 __all__ = ["client_app", "local_training"]
 
 _log = logging.getLogger("fedglimpse")
-_PENDING, _ABOUT = "fedglimpse.pending", "fedglimpse.about"
+
+# Records in Flower's context, which outlives a message: the update that waits for its upload, and
+# the round and seed it is of.
+_PENDING = "fedglimpse.pending"
+_ABOUT = "fedglimpse.about"
+
+_METRICS_SENT = ("num-examples", "train_loss")  # of the metrics of `train`; no others leave
+
+Handler = Callable[[Message, Context], RecordDict]
 
 
-class _Cannot(Exception):
+class _CannotServe(Exception):
     """The client answers with a status instead of a result."""
 
     def __init__(self, status: str, detail: str = "") -> None:
-        self.status, self.detail = status, detail
+        self.status = status
+        self.detail = detail
 
 
 def client_app(
@@ -69,13 +78,14 @@ def client_app(
     Raises:
         UserError: where neither `train` nor `data` is given.
     """
-    if train is None and data is None:
-        raise UserError("client_app was given neither train nor data: give one of them.")
-    honours = OBJECTIVES if train is None else frozenset(objectives)
-    if train is None and data is not None:
+    if train is not None:
+        honoured = frozenset(objectives)
+    elif data is not None:
         train = local_training(data)
-    assert train is not None
-    client = _Client(model, train, data, honours)
+        honoured = OBJECTIVES
+    else:
+        raise UserError("client_app was given neither train nor data: give one of them.")
+    client = _Client(model, train, data, honoured)
     app = ClientApp()
     for kind, handler in client.handlers().items():
         category, action = kind.split(".")
@@ -84,17 +94,15 @@ def client_app(
     return app
 
 
-Handler = Callable[[Message, Context], RecordDict]
-
-
 def _guarded(handler: Handler) -> Callable[[Message, Context], Message]:
-    """Return a handler that answers always, and tells no more of an error than its class."""
+    """Return a handler that always answers, and reveals no more of an error than its class."""
 
     def answer(message: Message, context: Context) -> Message:
         try:
             content = handler(message, context)
-        except _Cannot as no:
-            content = wire.reply(no.status, {"detail": no.detail} if no.detail else {})
+        except _CannotServe as refusal:
+            info = {"detail": refusal.detail} if refusal.detail else {}
+            content = wire.reply(refusal.status, info)
         except Exception as error:
             _log.exception("fedglimpse: %s failed on this client", message.metadata.message_type)
             content = wire.reply(wire.FAILED, {"detail": type(error).__name__})
@@ -111,10 +119,14 @@ class _Client:
         model: Callable[[], nn.Module],
         train: Train,
         data: Data | None,
-        honours: frozenset[str],
+        objectives: frozenset[str],
     ) -> None:
-        self.model, self.train, self.data = model, train, data
-        self.serves = ALONE | honours | (WITH_DATA if data is not None else frozenset())
+        self.model = model
+        self.train = train
+        self.data = data
+        self.serves = WITHOUT_DATA | objectives
+        if data is not None:
+            self.serves |= WITH_DATA
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handler of each kind of message."""
@@ -129,8 +141,7 @@ class _Client:
     def hello(self, message: Message, context: Context) -> RecordDict:
         """Say who this is, how much data it has and what it can do."""
         settings = {**context.node_config, **message.content.config_records["config"]}
-        if sentence := wire.mismatch("The server", str(settings["version"])):
-            _log.error("fedglimpse: %s", sentence)
+        _version_fits(settings)  # if not, the server leaves this client out, by this very answer
         name = settings.get("client-id", settings.get("partition-id", ""))
         info = {"client-id": str(name), "serves": wire.joined(self.serves)}
         size = -1 if self.data is None else len(self.data(settings)[1])
@@ -142,83 +153,112 @@ class _Client:
         arrays = message.content.array_records["arrays"]
         device = Device(model, settings, self.data)
         names = wire.names_in(settings, "needs")
-        found = device.probes(names, _tensor(arrays, "state"), _tensor(arrays, "gradient", True))
-        return wire.reply(wire.OK, *_split(found))
+        start = _tensor(arrays, "state")
+        reports = device.probes(names, start, _tensor_if_sent(arrays, "gradient"))
+        return wire.reply(wire.OK, metrics=_numbers(reports), arrays=_arrays(reports))
 
     def sketch(self, message: Message, context: Context) -> RecordDict:
-        """Train, keep the result, report."""
-        settings, done, found = self._trained(message, context, "needs")
-        later = wire.names_in(settings, "after") - wire.names_in(settings, "needs")
-        kept = {n: wire.packed(v) for n, v in found.items() if n in later}
-        context.state[_PENDING] = ArrayRecord({"state": wire.packed(done.state), **kept})
+        """Train, keep the result for `upload`, and report."""
+        settings, training, reports = self._trained(message, context)
+        needs = wire.names_in(settings, "needs")
+        with_update = wire.names_in(settings, "after") - needs
+        pending = {"state": wire.packed(training.state)}
+        sent = {}
+        for name, value in reports.items():
+            if name in with_update:
+                pending[name] = wire.packed(value)
+            else:
+                sent[name] = value
+        context.state[_PENDING] = ArrayRecord(pending)
         context.state[_ABOUT] = ConfigRecord({"round": settings["round"], "seed": settings["seed"]})
-        now = {n: v for n, v in found.items() if n not in later}
-        return wire.reply(wire.OK, *_split(now, done.metrics))
+        metrics = _numbers(sent) | _metrics_sent(training)
+        return wire.reply(wire.OK, metrics=metrics, arrays=_arrays(sent))
 
     def upload(self, message: Message, context: Context) -> RecordDict:
-        """Send the update of this round, if it is still there."""
+        """Send the update of this round, if the client still holds it."""
         config = message.content.config_records["config"]
-        have: Any = context.state.config_records.get(_ABOUT, {})
-        wanted = (config["round"], config["seed"])
-        if _PENDING not in context.state or (have.get("round"), have.get("seed")) != wanted:
-            raise _Cannot(wire.STALE)
-        kept = context.state.array_records[_PENDING]
+        about: Any = context.state.config_records.get(_ABOUT, {})
+        of_this_round = (
+            about.get("round") == config["round"] and about.get("seed") == config["seed"]
+        )
+        if _PENDING not in context.state or not of_this_round:
+            raise _CannotServe(wire.STALE)
+        pending = context.state.array_records[_PENDING]
         del context.state[_PENDING]
-        return wire.reply(wire.OK, arrays=dict(kept))
+        return wire.reply(wire.OK, arrays=dict(pending))
 
     def update(self, message: Message, context: Context) -> RecordDict:
         """Train and send the result at once."""
-        _, done, found = self._trained(message, context, "needs")
-        info, metrics, arrays = _split(found, done.metrics)
-        return wire.reply(wire.OK, info, metrics, {"state": wire.packed(done.state), **arrays})
+        _, training, reports = self._trained(message, context)
+        metrics = _numbers(reports) | _metrics_sent(training)
+        arrays = {"state": wire.packed(training.state), **_arrays(reports)}
+        return wire.reply(wire.OK, metrics=metrics, arrays=arrays)
 
     def _opened(self, message: Message, context: Context) -> tuple[dict[str, Any], nn.Module]:
         """Return the settings of a request and a new model; refuse what cannot be done."""
         config = message.content.config_records["config"]
         settings: dict[str, Any] = {**context.node_config, **config}
-        if sentence := wire.mismatch("The server", str(config["version"])):
-            _log.error("fedglimpse: %s", sentence)
-            raise _Cannot(wire.VERSION_DIFFERS)
-        asked_for = wire.names_in(settings, "needs") | wire.names_in(settings, "after")
-        wanted = asked_for | asked(LocalObjective(**wire.section(settings, "objective")))
-        if missing := wanted - self.serves:
-            raise _Cannot(wire.UNABLE, wire.joined(missing))
+        if not _version_fits(config):
+            raise _CannotServe(wire.VERSION_DIFFERS)
+        reports = wire.names_in(settings, "needs") | wire.names_in(settings, "after")
+        objective = LocalObjective(**wire.section(settings, "objective"))
+        missing = (reports | objective_parts(objective)) - self.serves
+        if missing:
+            raise _CannotServe(wire.UNABLE, wire.joined(missing))
         model = self.model()
         if wire.fingerprint(Layout.of(model)) != settings["model"]:
-            raise _Cannot(wire.MODEL_DIFFERS)
+            raise _CannotServe(wire.MODEL_DIFFERS)
         return settings, model
 
     def _trained(
-        self, message: Message, context: Context, key: str
-    ) -> tuple[Settings, Training, dict[str, Tensor]]:
+        self, message: Message, context: Context
+    ) -> tuple[Settings, DeviceTraining, dict[str, Tensor]]:
         """Train from the received model; returns all reports of the request."""
         settings, model = self._opened(message, context)
         arrays = message.content.array_records["arrays"]
-        layout, start = Layout.of(model), _tensor(arrays, "state")
-        assert start is not None
-        names = wire.names_in(settings, key) | wire.names_in(settings, "after")
+        start = _tensor(arrays, "state")
+        names = wire.names_in(settings, "needs") | wire.names_in(settings, "after")
         device = Device(self.model(), settings, self.data)
-        found = device.probes(names, start, _tensor(arrays, "gradient", True))
+        probes = device.probes(names, start, _tensor_if_sent(arrays, "gradient"))
+        layout = Layout.of(model)
         layout.write(start, model)
         metrics = self.train(model, settings)
-        if unsaid := {"train_loss", "rms_loss"} & names - metrics.keys():
-            raise _Cannot(wire.UNABLE, wire.joined(frozenset(unsaid)))
-        done = Training(start, layout.read(model).cpu(), metrics)
-        return settings, done, found | device.trained(names, done, _tensor(arrays, "proxy", True))
+        missing = ({"train_loss", "rms_loss"} & names) - metrics.keys()
+        if missing:
+            raise _CannotServe(wire.UNABLE, wire.joined(frozenset(missing)))
+        training = DeviceTraining(start, layout.read(model).cpu(), metrics)
+        proxy = _tensor_if_sent(arrays, "proxy")
+        return settings, training, probes | device.trained(names, training, proxy)
 
 
-def _tensor(arrays: ArrayRecord, name: str, optional: bool = False) -> Any:
+def _version_fits(config: Mapping[str, Any]) -> bool:
+    """Check the server's version, and log it where it does not fit this client's."""
+    sentence = wire.version_mismatch("The server", str(config["version"]))
+    if sentence is not None:
+        _log.error("fedglimpse: %s", sentence)
+    return sentence is None
+
+
+def _tensor(arrays: ArrayRecord, name: str) -> Tensor:
     """Return an array of a request as a tensor that can be written to."""
-    if optional and name not in arrays:
-        return None
     return torch.from_numpy(arrays[name].numpy().copy())
 
 
-def _split(
-    reports: dict[str, Tensor], metrics: Any = None
-) -> tuple[dict[str, wire.Plain], dict[str, float], dict[str, Array]]:
-    """Sort reports into numbers and arrays; of a training's metrics, only the known ones go."""
-    known = {"num-examples", "train_loss"}
-    numbers = {n: float(v) for n, v in reports.items() if v.dim() == 0}
-    numbers |= {n: float(v) for n, v in (metrics or {}).items() if n in known}
-    return {}, numbers, {n: wire.packed(v) for n, v in reports.items() if v.dim() > 0}
+def _tensor_if_sent(arrays: ArrayRecord, name: str) -> Tensor | None:
+    return _tensor(arrays, name) if name in arrays else None
+
+
+def _numbers(reports: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the reports that are one number."""
+    return {name: float(value) for name, value in reports.items() if value.dim() == 0}
+
+
+def _arrays(reports: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Return the reports that are more than one number."""
+    return {name: wire.packed(value) for name, value in reports.items() if value.dim() > 0}
+
+
+def _metrics_sent(training: DeviceTraining) -> dict[str, float]:
+    """Return what may leave the client of the metrics of its training."""
+    metrics = training.metrics
+    return {name: float(metrics[name]) for name in _METRICS_SENT if name in metrics}

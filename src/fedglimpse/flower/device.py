@@ -1,6 +1,4 @@
-"""The sketch of a device: the simulator's projection; only a small matrix is kept in memory.
-
-What a device computes: local training, and the reports that a method asks for.
+"""What a device computes: local training, sketches, and the reports that a method asks for.
 
 Everything here is the simulator's own code on the data of one client.
 """
@@ -33,8 +31,30 @@ from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 from fedglimpse.types import LocalObjective
 
+Settings = Mapping[str, Any]  # what `train` and `data` get: the server's and the node's keys
+Train = Callable[[nn.Module, Settings], Mapping[str, float]]
+Data = Callable[[Settings], tuple[Tensor, Tensor]]
+
+# What clients can serve: reports, and parts of an objective besides their own loss.
+GRADIENTS = frozenset({"gradient_distance", "gradient_distance_l2"})
+WITH_DATA = GRADIENTS | {"loss", "loss_after", "proxy_predictions"}
+WITHOUT_DATA = frozenset({"sketch", "delta_sketch", "update_norm", "train_loss", "rms_loss"})
+OBJECTIVES = frozenset({"proximal", "distill", "blocks"})
+
 SHARED_SEED = 0  # of the projection; the simulator's, so that policies can travel
-KEPT = 2**24  # floats of a matrix that stays in memory: a process may serve many messages
+LARGEST_CACHED = 2**24  # floats of a matrix that stays in memory: a process may serve many messages
+
+
+def objective_parts(objective: LocalObjective) -> frozenset[str]:
+    """Return the parts of an objective that go beyond a client's own loss."""
+    parts = set()
+    if objective.proximal_mu > 0:
+        parts.add("proximal")
+    if objective.distill > 0:
+        parts.add("distill")
+    if objective.block_cycle:
+        parts.add("blocks")
+    return frozenset(parts)
 
 
 def projection(settings: SketchConfig, layout: Layout) -> Callable[[Tensor], Tensor]:
@@ -46,34 +66,14 @@ def projection(settings: SketchConfig, layout: Layout) -> Callable[[Tensor], Ten
     """
     entries = head_entries(layout) if settings.parameters == "head" else layout.params
     index = torch.cat([torch.arange(e.start, e.stop) for e in entries])
-    sketch = _built(settings.kind, len(index), settings.size, cast(Scale, settings.scale))
+    sketch = _built_sketch(settings.kind, len(index), settings.size, cast(Scale, settings.scale))
     return lambda rows: sketch(rows[..., index])
 
 
 @lru_cache(maxsize=1)
-def _built(kind: str, size_in: int, size_out: int, scale: Scale) -> Sketch:
-    cached = size_in * size_out <= KEPT
+def _built_sketch(kind: str, size_in: int, size_out: int, scale: Scale) -> Sketch:
+    cached = size_in * size_out <= LARGEST_CACHED
     return build_sketch(kind, size_in, size_out, SHARED_SEED, scale=scale, cached=cached)
-
-
-Settings = Mapping[str, Any]  # what `train` and `data` are told: the server's and the node's keys
-Train = Callable[[nn.Module, Settings], Mapping[str, float]]
-Data = Callable[[Settings], tuple[Tensor, Tensor]]
-
-GRADIENTS = frozenset({"gradient_distance", "gradient_distance_l2"})
-WITH_DATA = GRADIENTS | {"loss", "loss_after", "proxy_predictions"}
-ALONE = frozenset({"sketch", "delta_sketch", "update_norm", "train_loss", "rms_loss"})
-OBJECTIVES = frozenset({"proximal", "distill", "blocks"})  # what a client may minimise besides
-
-
-def asked(objective: LocalObjective) -> frozenset[str]:
-    """Return the parts of an objective that go beyond a client's own loss."""
-    parts = {
-        "proximal": objective.proximal_mu > 0,
-        "distill": objective.distill > 0,
-        "blocks": objective.block_cycle,
-    }
-    return frozenset(name for name, used in parts.items() if used)
 
 
 def local_training(data: Data) -> Train:
@@ -86,14 +86,15 @@ def local_training(data: Data) -> Train:
     def train(model: nn.Module, settings: Settings) -> dict[str, float]:
         x, y = data(settings)
         recipe = recipe_of(LocalConfig(**section(settings, "local")), images=x.dim() == 4)
-        start = Layout.of(model).read(model)
+        layout = Layout.of(model)
+        start = layout.read(model)
         trainer = SerialTrainer(model, Examples(x, y, recipe.augment), recipe)
-        done = trainer.train(start[None], _job(settings, len(y)))
-        Layout.of(model).write(done.states[0], model)
+        trained = trainer.train(start[None], _job(settings, len(y)))
+        layout.write(trained.states[0], model)
         return {
             "num-examples": len(y),
-            "train_loss": float(done.loss[0]),
-            "rms_loss": float(done.squared_loss[0].sqrt()),
+            "train_loss": float(trained.loss[0]),
+            "rms_loss": float(trained.squared_loss[0].sqrt()),
         }
 
     return train
@@ -117,8 +118,8 @@ def _job(settings: Settings, size: int) -> TrainingJobs:
 
 
 @dataclass(frozen=True)
-class Training:
-    """What a client trained from, what came of it, and what it said about it."""
+class DeviceTraining:
+    """One training on a device: the model before and after, and the metrics of `train`."""
 
     start: Tensor  # [d]
     state: Tensor  # [d]
@@ -129,8 +130,10 @@ class Device:
     """Computes reports about one model on one client."""
 
     def __init__(self, model: nn.Module, settings: Settings, data: Data | None) -> None:
-        """Keep the model as the instance that states are written into."""
-        self.layout, self.settings, self.data = Layout.of(model), settings, data
+        """Use `model` as the instance that states are written into."""
+        self.layout = Layout.of(model)
+        self.settings = settings
+        self.data = data
         self.evaluator = Evaluator(model, settings["classes"])
         sketch = projection(SketchConfig(**section(settings, "sketch")), self.layout)
         self.reporter = Reporter(sketch, self.layout.num_params, self.evaluator)
@@ -145,60 +148,67 @@ class Device:
             state: the received model.  # [d]
             gradient: of the proxy set at that model, where it is needed.  # [num_params]
         """
-        names = frozenset(n for n in names if CATALOGUE[n].phase == "probe")
+        names = _of_phase(names, "probe")
         if not names:
             return {}
         population = self._population(None)
-        first = torch.tensor([0])
-        found = self.reporter.probes(names - GRADIENTS, state, population, first)
-        reports = {name: value[0] for name, value in found.items()}
+        this_client = torch.tensor([0])
+        rows = self.reporter.probes(names - GRADIENTS, state, population, this_client)
+        reports = {name: values[0] for name, values in rows.items()}
         if names & GRADIENTS:
             assert gradient is not None
-            data = population.dataset
-            own = mean_gradient(self.evaluator, state, data.x_train, data.y_train)
+            dataset = population.dataset
+            local = mean_gradient(self.evaluator, state, dataset.x_train, dataset.y_train)
             for name in names & GRADIENTS:
-                each = name == "gradient_distance"
-                reports[name] = distance(self.layout, own, gradient, each).float()
+                per_tensor = name == "gradient_distance"
+                reports[name] = distance(self.layout, local, gradient, per_tensor).float()
         return reports
 
     def trained(
-        self, names: frozenset[str], done: Training, proxy: Tensor | None
+        self, names: frozenset[str], training: DeviceTraining, proxy: Tensor | None
     ) -> dict[str, Tensor]:
         """Return reports about a training: name -> scalar or `[D]`.
 
         Args:
             names: of the reports; those of other phases are ignored.
-            done: the training.
+            training: the training.
             proxy: inputs that the model is asked about, where it is needed.  # [P, *shape]
         """
-        names = frozenset(n for n in names if CATALOGUE[n].phase == "trained")
-        loss, rms = (done.metrics.get(n, 0.0) for n in ("train_loss", "rms_loss"))
-        clients = TrainedClients(
+        names = _of_phase(names, "trained")
+        loss = float(training.metrics.get("train_loss", 0.0))
+        rms_loss = float(training.metrics.get("rms_loss", 0.0))
+        this_client = TrainedClients(
             ids=torch.tensor([0]),
-            starts=done.start[None],
-            states=done.state[None],
-            loss=torch.tensor([float(loss)]),
-            squared_loss=torch.tensor([float(rms) ** 2]),
+            starts=training.start[None],
+            states=training.state[None],
+            loss=torch.tensor([loss]),
+            squared_loss=torch.tensor([rms_loss**2]),
         )
-        population = self._population(proxy) if names & WITH_DATA else _nobody()
-        found = self.reporter.trained(names, clients, population)
-        return {name: value[0] for name, value in found.items()}
+        population = self._population(proxy) if names & WITH_DATA else _no_data()
+        rows = self.reporter.trained(names, this_client, population)
+        return {name: values[0] for name, values in rows.items()}
 
     def _population(self, proxy: Tensor | None) -> Population:
         """Return this client as a population of one, with the server's proxy inputs if any."""
         assert self.data is not None
         x, y = self.data(self.settings)
-        rows, more = torch.arange(len(y)), 0 if proxy is None else len(proxy)
+        local_rows = torch.arange(len(y))
+        num_proxy = 0
         if proxy is not None:
-            x = as_input(x)  # the server may store its images as bytes, this client as floats
-            x, y = torch.cat([x, as_input(proxy).to(x.dtype)]), torch.cat([y, y.new_zeros(more)])
-        classes = self.settings["classes"]
-        dataset = Dataset("local", "local", x, y, x[:0], y[:0], classes)
-        return Population(dataset, (rows,), len(rows) + torch.arange(more))
+            num_proxy = len(proxy)
+            local_x = as_input(x)  # the server may store its images as bytes, this client as floats
+            x = torch.cat([local_x, as_input(proxy).to(local_x.dtype)])
+            y = torch.cat([y, y.new_zeros(num_proxy)])
+        dataset = Dataset("local", "local", x, y, x[:0], y[:0], self.settings["classes"])
+        proxy_rows = len(local_rows) + torch.arange(num_proxy)
+        return Population(dataset, (local_rows,), proxy_rows)
 
 
-def _nobody() -> Population:
+def _of_phase(names: frozenset[str], phase: str) -> frozenset[str]:
+    return frozenset(name for name in names if CATALOGUE[name].phase == phase)
+
+
+def _no_data() -> Population:
     empty = torch.zeros(0)
-    return Population(
-        Dataset("none", "none", empty, empty.long(), empty, empty.long(), 1), (), empty.long()
-    )
+    dataset = Dataset("none", "none", empty, empty.long(), empty, empty.long(), 1)
+    return Population(dataset, (), empty.long())

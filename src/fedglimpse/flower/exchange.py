@@ -1,9 +1,9 @@
-"""Asking nodes and waiting for their answers, message by message.
+"""Sending to nodes and waiting for their replies, message by message.
 
 Replies are matched by the id of the message they answer: an error made up by the SuperLink does not
 name the node it is about. A node that has not answered in time still owes its reply, and gets no
-new work until it has answered, failed, come online anew, or its message has expired: Flower does
-not cancel work.
+new work until it has answered, failed, reconnected, or its message has expired: Flower does not
+cancel work.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -18,13 +19,13 @@ from flwr.serverapp import Grid
 from fedglimpse.flower import messages as wire
 
 SILENT = "no answer"
-LONGEST = 50  # a pause grows to so many times the first
+LONGEST_PAUSE = 50  # a pause grows to so many times the first
 _ERRORS = {2: "client app failed", 3: "message expired", 5: "node lost", 8: "client app stopped"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back from a node: content, or the reason why there is none."""
+    """The reply of a node: content, or the reason why there is none."""
 
     content: RecordDict | None
     reason: str = ""
@@ -41,10 +42,19 @@ class Answer:
         info = content.config_records.get("info")
         if info is None or "status" not in info:
             return Answer(None, "unreadable reply", size)
-        if info["status"] != wire.OK:
-            said = [str(info["status"]), str(info.get("detail", ""))]
-            return Answer(None, ": ".join(part for part in said if part)[:200], size)
-        return Answer(content, bytes=size)
+        status = str(info["status"])
+        if status == wire.OK:
+            return Answer(content, bytes=size)
+        detail = str(info.get("detail", ""))
+        reason = f"{status}: {detail}" if status and detail else status or detail
+        return Answer(None, reason[:200], size)
+
+
+class Pending(NamedTuple):
+    """A message that was not answered in time."""
+
+    node: int
+    expiry: float  # when the node may get new work
 
 
 @dataclass
@@ -56,16 +66,18 @@ class Exchange:
     patience: float = 3.0  # a message expires after so many times its phase's timeout
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    owed: dict[str, tuple[int, float]] = field(default_factory=dict)  # message -> node, expiry
+    pending: dict[str, Pending] = field(default_factory=dict)  # by message id
 
     def busy(self) -> set[int]:
         """Return the nodes that still owe a reply."""
-        self._collect()
-        return {node for node, _ in self.owed.values()}
+        self._pull(list(self.pending))  # the content of late replies is of no use any more
+        return {message.node for message in self.pending.values()}
 
     def forgive(self, nodes: Collection[int]) -> None:
         """Expect nothing more from nodes that have lost their work in a restart."""
-        self.owed = {i: debt for i, debt in self.owed.items() if debt[0] not in nodes}
+        for message_id, message in list(self.pending.items()):
+            if message.node in nodes:
+                del self.pending[message_id]
 
     def ask(
         self, kind: str, requests: Mapping[int, RecordDict], timeout: float, group: str
@@ -81,49 +93,61 @@ class Exchange:
         Returns:
             An answer for every node.
         """
-        waiting = self._push(kind, requests, timeout, group)
+        waiting = self._push(kind, requests, timeout, group)  # message id -> node
         answers = {node: Answer(None, "not sent") for node in requests}
-        answers |= {node: Answer(None, SILENT) for node in waiting.values()}
-        end, pause = self.clock() + timeout, self.poll
-        expiry = self.clock() + timeout * self.patience
+        for node in waiting.values():
+            answers[node] = Answer(None, SILENT)
+        start = self.clock()
+        end = start + timeout
+        pause = self.poll
         while waiting:
-            replies = self._pull([*waiting, *self.owed])
+            replies = self._pull([*waiting, *self.pending])
             for message_id, answer in replies.items():
                 if message_id in waiting:
-                    answers[waiting.pop(message_id)] = answer
-            if not waiting or self.clock() >= end:
+                    node = waiting.pop(message_id)
+                    answers[node] = answer
+            time_left = end - self.clock()
+            if not waiting or time_left <= 0:
                 break
-            pause = self.poll if replies else min(pause * 1.2, LONGEST * self.poll)
-            self.sleep(min(pause, max(end - self.clock(), 0.0)))
-        self.owed |= {message_id: (node, expiry) for message_id, node in waiting.items()}
+            pause = self.poll if replies else min(pause * 1.2, LONGEST_PAUSE * self.poll)
+            self.sleep(min(pause, time_left))
+        expiry = start + timeout * self.patience
+        for message_id, node in waiting.items():
+            self.pending[message_id] = Pending(node, expiry)
         return answers
 
     def _push(
         self, kind: str, requests: Mapping[int, RecordDict], timeout: float, group: str
     ) -> dict[str, int]:
-        """Send; returns message id -> node of what went out."""
-        ttl = timeout * self.patience
-        messages = [
-            Message(content=content, dst_node_id=node, message_type=kind, group_id=group, ttl=ttl)
-            for node, content in requests.items()
-        ]
-        sent = {i for i in self.grid.push_messages(messages) if i} if messages else set()
-        found = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-        return {message_id: node for message_id, node in found.items() if message_id in sent}
+        """Send; returns message id -> node of the messages that went out."""
+        if not requests:
+            return {}
+        messages = []
+        for node, content in requests.items():
+            message = Message(
+                content=content,
+                dst_node_id=node,
+                message_type=kind,
+                group_id=group,
+                ttl=timeout * self.patience,
+            )
+            messages.append(message)
+        sent_ids = set(self.grid.push_messages(messages))
+        nodes = {}
+        for message in messages:
+            message_id = message.metadata.message_id
+            if message_id and message_id in sent_ids:
+                nodes[message_id] = message.metadata.dst_node_id
+        return nodes
 
     def _pull(self, message_ids: list[str]) -> dict[str, Answer]:
-        """Look once; returns message id -> answer, and strikes off what was owed."""
-        replies = {}
-        for message in self.grid.pull_messages(message_ids) if message_ids else ():
-            replies[message.metadata.reply_to_message_id] = Answer.of(message)
-        now = self.clock()
-        self.owed = {
-            i: (node, expiry)
-            for i, (node, expiry) in self.owed.items()
-            if i not in replies and expiry > now
-        }
-        return replies
-
-    def _collect(self) -> None:
-        """Take in late replies; their content is of no use any more."""
-        self._pull(list(self.owed))
+        """Look once; returns message id -> answer, and clears what is no longer pending."""
+        answers = {}
+        if message_ids:
+            for message in self.grid.pull_messages(message_ids):
+                answers[message.metadata.reply_to_message_id] = Answer.of(message)
+        time_now = self.clock()
+        for message_id, message in list(self.pending.items()):
+            if message_id in answers or message.expiry <= time_now:
+                del self.pending[message_id]
+        return answers

@@ -27,8 +27,9 @@ UPLOAD = "query.upload"  # send the result of `SKETCH`
 UPDATE = "train.update"  # train from this model and send the result at once
 
 OK = "ok"
-STALE = "stale"  # the update of that round is no longer there
-VERSION_DIFFERS, MODEL_DIFFERS = "another version", "another model"
+STALE = "stale"  # the client no longer holds the update of that round
+VERSION_DIFFERS = "another version"
+MODEL_DIFFERS = "another model"
 UNABLE = "unable"  # a report or an objective this client does not serve
 FAILED = "failed"  # an exception on the client
 
@@ -40,44 +41,47 @@ def series(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def mismatch(who: str, theirs: str) -> str | None:
-    """Return the sentence about another side with another version of this library, if it is so."""
-    if series(theirs) == series(VERSION):
+def version_mismatch(subject: str, version: str) -> str | None:
+    """Return a sentence where `subject` runs a `version` that does not fit ours, else None."""
+    if series(version) == series(VERSION):
         return None
     return (
-        f"{who} runs fedglimpse {theirs or 'of an unknown version'}, but here it is {VERSION}: "
-        f"install the same {series(VERSION)}.* on server and clients."
+        f"{subject} runs fedglimpse {version or 'of an unknown version'}, but here it is "
+        f"{VERSION}: install the same {series(VERSION)}.* on server and clients."
     )
 
 
 def fingerprint(layout: Layout) -> str:
     """Return a short name of a model's layout, the same wherever the same model is built."""
-    text = ";".join(f"{e.name}{e.shape}" for e in layout.entries)
+    text = ";".join(f"{entry.name}{entry.shape}" for entry in layout.entries)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def settings_of(config: Config, objective: LocalObjective) -> dict[str, Plain]:
-    """Return what clients must know of a run: how to train, how to sketch."""
-    parts: dict[str, Any] = {"local": config.local, "sketch": config.sketch, "objective": objective}
-    flat: dict[str, Plain] = {}
-    for name, part in parts.items():
-        flat |= {f"{name}.{k}": v for k, v in dataclasses.asdict(part).items()}
-    return flat
-
-
-def about(config: Config, objective: LocalObjective, classes: int) -> dict[str, Plain]:
+def run_settings(config: Config, objective: LocalObjective, classes: int) -> dict[str, Plain]:
     """Return the settings that are the same in all messages of a run but `query.upload`."""
-    return {**settings_of(config, objective), "seed": config.seeds[0], "classes": classes}
+    sections: dict[str, Any] = {
+        "local": config.local,
+        "sketch": config.sketch,
+        "objective": objective,
+    }
+    settings: dict[str, Plain] = {}
+    for name, values in sections.items():
+        for key, value in dataclasses.asdict(values).items():
+            settings[f"{name}.{key}"] = value
+    settings["seed"] = config.seeds[0]
+    settings["classes"] = classes
+    return settings
 
 
 def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the settings `name.*` without their prefix."""
-    return {k.removeprefix(f"{name}."): v for k, v in config.items() if k.startswith(f"{name}.")}
+    prefix = f"{name}."
+    return {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
 
 
 def names_in(config: Mapping[str, Any], key: str) -> frozenset[str]:
     """Return the names in a comma-separated setting."""
-    return frozenset(n for n in str(config.get(key, "")).split(",") if n)
+    return frozenset(name for name in str(config.get(key, "")).split(",") if name)
 
 
 def joined(names: frozenset[str]) -> str:
@@ -92,8 +96,12 @@ def packed(tensor: Tensor) -> Array:
 
 def request(config: Mapping[str, Plain], arrays: Mapping[str, Array]) -> RecordDict:
     """Return what the server sends."""
-    told = ConfigRecord({**config, "version": VERSION})
-    return RecordDict({"config": told, "arrays": ArrayRecord(dict(arrays))})
+    return RecordDict(
+        {
+            "config": ConfigRecord({**config, "version": VERSION}),
+            "arrays": ArrayRecord(dict(arrays)),
+        }
+    )
 
 
 def reply(
@@ -114,5 +122,10 @@ def reply(
 
 def size_of(content: RecordDict) -> int:
     """Return the bytes of all records as they travel, without Flower's envelope."""
-    arrays = sum(len(a.data) for r in content.array_records.values() for a in r.values())
-    return arrays + sum(len(record.deflate()) for record in content.values())
+    size = 0
+    for arrays in content.array_records.values():
+        for array in arrays.values():
+            size += len(array.data)
+    for record in content.values():
+        size += len(record.deflate())
+    return size

@@ -1,172 +1,262 @@
-"""The messages of one round: what is sent to whom, and what may be believed of the answers."""
+"""The messages of one round: what is sent to whom, and what may be believed of the replies.
+
+Shapes, sizes and numbers of a reply are checked before use: a client is not trusted.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, RecordDict
 from torch import Tensor
 
 from fedglimpse.flower import messages as wire
-from fedglimpse.flower.checks import Refused, report_of, size_in, tensor_of
-from fedglimpse.flower.clients import Federation
+from fedglimpse.flower.deployment import Deployment
 from fedglimpse.flower.device import GRADIENTS
-from fedglimpse.flower.round_log import Sheet
+from fedglimpse.flower.round_log import RoundLog
 from fedglimpse.simulation.gradients import mean_gradient
 from fedglimpse.simulation.local_training import starts_of
 
+_HEADER = 1024  # bytes that numpy's format may add
+_LARGEST_SIZE = 2**40  # examples that a client may claim to have
+
+
+class Refused(Exception):
+    """A reply that is not used; the text says why, in a few words of our own."""
+
 
 @dataclass(frozen=True)
-class Upload:
-    """An update that passed all checks."""
+class CheckedUpdate:
+    """A client's update that passed all checks."""
 
     start: Tensor  # [d]
     state: Tensor  # [d]
     reports: dict[str, Tensor]  # of this client, from both phases
 
 
-class Desk:
-    """Asks clients in the name of one round, and notes on its sheet what went wrong."""
+class ClientRequests:
+    """Asks clients in the name of one round, and notes in its log what went wrong."""
 
-    def __init__(self, fed: Federation, sheet: Sheet) -> None:
-        """Nobody has been asked yet."""
-        self.fed, self.sheet = fed, sheet
+    def __init__(self, deployment: Deployment, log: RoundLog) -> None:
+        self.deployment = deployment
+        self.log = log
         self._starts: dict[int, Tensor] = {}  # [d] what each client trains from
-        self._said: dict[int, dict[str, Tensor]] = {}  # reports of the first phase
+        self._first_reports: dict[int, dict[str, Tensor]] = {}  # of the phase before the choice
 
     def ask_reports(self, kind: str, ids: list[int]) -> dict[int, dict[str, Tensor]]:
         """Ask for the reports before the choice, with training (`SKETCH`) or without (`PROBE`)."""
-        plan, trains = self.fed.plan, kind == wire.SKETCH
-        if trains:
-            self.sheet.trained = list(ids)
-        self._start(ids)
-        requests = self._requests(ids, plan.now, plan.after if trains else frozenset())
-        for client, content in self._exchange(kind, requests).items():
+        plan = self.deployment.plan
+        with_update: frozenset[str] = frozenset()
+        if kind == wire.SKETCH:
+            self.log.trained = list(ids)
+            with_update = plan.with_update  # computed now, kept on the device for the upload
+        self._starts |= self._starts_of(ids)
+        requests = self._requests(ids, plan.before_choice, with_update)
+        for client, content in self._send(kind, requests).items():
             try:
-                self._said[client] = self._read(content, plan.now, client)
+                reports = self._read_reports(content, plan.before_choice, client)
             except Refused as why:
-                self.sheet.fail(client, str(why), refused=True)
-        return self._said
+                self.log.fail(client, str(why), refused=True)
+            else:
+                self._first_reports[client] = reports
+        return self._first_reports
 
     def ask_updates(
         self, ids: list[int], needs: frozenset[str], start: Tensor | None = None, first: int = 0
-    ) -> dict[int, Upload]:
+    ) -> dict[int, CheckedUpdate]:
         """Let clients train and upload at once.
 
         Args:
             ids: of the clients.
             needs: reports that come with the update.
             start: what they train from `[d]`; None: where the aggregator says.
-            first: place of the first of them in the round.
+            first: position in the round of the first of them.
         """
-        self.sheet.trained += [c for c in ids if c not in self.sheet.trained]
-        self._start(ids, start)
-        requests = self._requests(ids, needs, frozenset(), first)
-        return self._uploads(self._exchange(wire.UPDATE, requests), needs)
-
-    def fetch(self, ids: list[int]) -> dict[int, Upload]:
-        """Ask clients that have trained in this round for their updates."""
-        config: dict[str, wire.Plain] = {"round": self.sheet.round_num, "seed": self.fed.seed}
-        requests = {c: wire.request(config, {}) for c in ids}
-        plan = self.fed.plan
-        return self._uploads(self._exchange(wire.UPLOAD, requests), plan.after - plan.now)
-
-    def _start(self, ids: list[int], start: Tensor | None = None) -> None:
-        """Remember what these clients train from."""
-        fed = self.fed
+        for client in ids:
+            if client not in self.log.trained:
+                self.log.trained.append(client)
         if start is None:
-            at = torch.tensor(ids, dtype=torch.long)
-            rows = starts_of(fed.method.aggregator, fed.state.clone(), at)  # [n, d]
+            self._starts |= self._starts_of(ids)
         else:
-            rows = start.expand(len(ids), -1)
-        self._starts |= dict(zip(ids, rows, strict=True))
+            self._starts |= dict.fromkeys(ids, start)
+        requests = self._requests(ids, needs, frozenset(), first)
+        return self._checked_updates(self._send(wire.UPDATE, requests), needs)
+
+    def fetch_updates(self, ids: list[int]) -> dict[int, CheckedUpdate]:
+        """Ask clients that have trained in this round for their updates."""
+        config: dict[str, wire.Plain] = {
+            "round": self.log.round_num,
+            "seed": self.deployment.seed,
+        }
+        requests = {client: wire.request(config, {}) for client in ids}
+        plan = self.deployment.plan
+        contents = self._send(wire.UPLOAD, requests)
+        return self._checked_updates(contents, plan.with_update - plan.before_choice)
+
+    def _starts_of(self, ids: list[int]) -> dict[int, Tensor]:
+        """Return the states that the aggregator lets these clients train from."""
+        deployment = self.deployment
+        rows = starts_of(  # [n, d]
+            deployment.method.aggregator,
+            deployment.state.clone(),
+            torch.tensor(ids, dtype=torch.long),
+        )
+        return dict(zip(ids, rows, strict=True))
 
     def _requests(
-        self, ids: list[int], needs: frozenset[str], after: frozenset[str], first: int = 0
+        self, ids: list[int], needs: frozenset[str], with_update: frozenset[str], first: int = 0
     ) -> dict[int, RecordDict]:
-        fed = self.fed
+        """Return what each client is sent; `first` is the position of the first in the round."""
+        deployment = self.deployment
         common: dict[str, wire.Plain] = {
-            **fed.told,
-            **wire.about(fed.config, fed.method.objective, fed.problem.num_classes),
-            "round": self.sheet.round_num,
-            "model": wire.fingerprint(fed.layout),
+            **deployment.user_settings,
+            **wire.run_settings(
+                deployment.config, deployment.method.objective, deployment.problem.num_classes
+            ),
+            "round": self.log.round_num,
+            "model": wire.fingerprint(deployment.layout),
             "needs": wire.joined(needs),
-            "after": wire.joined(after),
+            "after": wire.joined(with_update),
         }
-        arrays = self._extras(needs | after)
-        packed: dict[int, Array] = {}  # states that several clients start from travel once packed
+        extra_arrays = self._extra_arrays(needs | with_update)
+        packed: dict[int, Array] = {}  # states that several clients start from are packed once
         requests = {}
-        for place, client in enumerate(ids):
+        for position, client in enumerate(ids, first):
             start = self._starts[client]
             if start.data_ptr() not in packed:
                 packed[start.data_ptr()] = wire.packed(start)
-            visit = fed.visits + first + place
-            own: dict[str, wire.Plain] = {"client": client, "visit": visit}
-            state = packed[start.data_ptr()]
-            requests[client] = wire.request({**common, **own}, {"state": state, **arrays})
+            config = {**common, "client": client, "visit": deployment.visits + position}
+            arrays = {"state": packed[start.data_ptr()], **extra_arrays}
+            requests[client] = wire.request(config, arrays)
         return requests
 
-    def _extras(self, needs: frozenset[str]) -> dict[str, Array]:
+    def _extra_arrays(self, needs: frozenset[str]) -> dict[str, Array]:
         """Return what clients need besides the model."""
-        fed, extras = self.fed, {}
+        deployment = self.deployment
+        x, y = deployment.problem.proxy
+        arrays = {}
         if needs & GRADIENTS:
-            gradient = mean_gradient(fed.evaluator, fed.state, *fed.problem.proxy)
-            extras["gradient"] = wire.packed(gradient)
+            gradient = mean_gradient(deployment.evaluator, deployment.state, x, y)
+            arrays["gradient"] = wire.packed(gradient)
         if "proxy_predictions" in needs:
-            extras["proxy"] = wire.packed(fed.problem.proxy[0])
-        return extras
+            arrays["proxy"] = wire.packed(x)
+        return arrays
 
-    def _exchange(self, kind: str, requests: dict[int, RecordDict]) -> dict[int, RecordDict]:
-        """Send to clients by their present nodes; returns what came back usable."""
-        fed, terms = self.fed, self.fed.terms
-        nodes = {c: fed.roster.nodes[c] for c in requests}
+    def _send(self, kind: str, requests: dict[int, RecordDict]) -> dict[int, RecordDict]:
+        """Send to clients at their present nodes; returns the content of those that answered."""
+        deployment = self.deployment
+        terms = deployment.terms
         timeout = terms.upload_timeout if kind == wire.UPLOAD else terms.train_timeout
-        by_node = {nodes[c]: content for c, content in requests.items()}
-        answers = fed.exchange.ask(kind, by_node, timeout, str(self.sheet.round_num))
+        nodes = {client: deployment.clients.nodes[client] for client in requests}
+        by_node = {nodes[client]: content for client, content in requests.items()}
+        answers = deployment.exchange.ask(kind, by_node, timeout, str(self.log.round_num))
         contents = {}
         for client, node in nodes.items():
             answer = answers[node]
-            self.sheet.received[client] = self.sheet.received.get(client, 0) + answer.bytes
+            received = self.log.received_bytes.get(client, 0)
+            self.log.received_bytes[client] = received + answer.bytes
             if answer.content is None:
-                self.sheet.fail(client, answer.reason)
+                self.log.fail(client, answer.reason)
             else:
                 contents[client] = answer.content
         return contents
 
-    def _uploads(self, contents: dict[int, RecordDict], needs: frozenset[str]) -> dict[int, Upload]:
-        uploads = {}
+    def _checked_updates(
+        self, contents: dict[int, RecordDict], needs: frozenset[str]
+    ) -> dict[int, CheckedUpdate]:
+        updates = {}
         for client, content in contents.items():
             try:
-                arrays: Any = content.array_records.get("arrays", {})
-                if "state" not in arrays:
-                    raise Refused("no update")
-                state = tensor_of(arrays["state"], (self.fed.layout.size,))
-                reports = self._said.get(client, {}) | self._read(content, needs, client)
-                uploads[client] = Upload(self._starts[client], state, reports)
+                updates[client] = self._checked_update(content, needs, client)
             except Refused as why:
-                self.sheet.fail(client, str(why), refused=True)
-        return uploads
+                self.log.fail(client, str(why), refused=True)
+        return updates
 
-    def _read(self, content: RecordDict, needs: frozenset[str], client: int) -> dict[str, Tensor]:
+    def _checked_update(
+        self, content: RecordDict, needs: frozenset[str], client: int
+    ) -> CheckedUpdate:
+        arrays: Any = content.array_records.get("arrays", {})
+        if "state" not in arrays:
+            raise Refused("no update")
+        state = tensor_of(arrays["state"], (self.deployment.layout.size,))
+        reports = self._first_reports.get(client, {}) | self._read_reports(content, needs, client)
+        return CheckedUpdate(self._starts[client], state, reports)
+
+    def _read_reports(
+        self, content: RecordDict, needs: frozenset[str], client: int
+    ) -> dict[str, Tensor]:
         """Return the reports of a reply, and note its size and loss."""
-        sizes = self.fed.roster.sizes
+        sizes = self.deployment.clients.sizes
         size = size_in(content, sizes[client])
         if size == 0:
             sizes[client] = 0  # it is greeted again before it gets more work
             raise Refused("no examples")
         reports = {name: report_of(content, name, self._shape(name)) for name in needs}
         sizes[client] = size
-        with suppress(Refused):  # a client need not say
-            self.sheet.losses[client] = float(report_of(content, "train_loss", ()))
+        with suppress(Refused):  # a client need not tell its loss
+            self.log.losses[client] = float(report_of(content, "train_loss", ()))
         return reports
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        fed = self.fed
+        """Return the shape that a report must have."""
+        problem = self.deployment.problem
         if name in ("sketch", "delta_sketch"):
-            return (fed.config.sketch.size,)
+            return (self.deployment.config.sketch.size,)
         if name == "proxy_predictions":
-            return (len(fed.problem.proxy[1]) * fed.problem.num_classes,)
+            num_proxy = len(problem.proxy[1])
+            return (num_proxy * problem.num_classes,)
         return ()
+
+
+def tensor_of(array: Array, shape: tuple[int, ...]) -> Tensor:
+    """Return a client's array as float32, or raise Refused.
+
+    Numpy's own header is read first: nothing is allocated for a shape that was not asked for.
+    """
+    floats = math.prod(shape)
+    if len(array.data) > 4 * floats + _HEADER:
+        raise Refused(f"oversized: {len(array.data)} bytes for {floats} floats")
+    try:
+        file = io.BytesIO(array.data)
+        np.lib.format.read_magic(file)
+        sent_shape, _, kind = np.lib.format.read_array_header_1_0(file)
+    except Exception:
+        raise Refused("unreadable array") from None
+    data_bytes = len(array.data) - file.tell()
+    if kind != np.float32 or sent_shape != shape or data_bytes != 4 * floats:
+        raise Refused(f"wrong shape: {kind}{list(sent_shape)} instead of float32{list(shape)}")
+    values = np.frombuffer(array.data, np.float32, floats, file.tell()).reshape(shape)
+    tensor = torch.from_numpy(values.copy())
+    if not tensor.isfinite().all():
+        raise Refused("not finite")
+    return tensor
+
+
+def report_of(content: RecordDict, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return one report of a reply, a number or an array, or raise Refused."""
+    arrays = content.array_records.get("arrays")
+    if arrays is not None and name in arrays:
+        return tensor_of(arrays[name], shape)
+    metrics = content.metric_records.get("metrics")
+    number = None if metrics is None else metrics.get(name)
+    if shape or not isinstance(number, int | float):
+        raise Refused(f"no {name}")
+    value = torch.tensor(float(number), dtype=torch.float32)
+    if not value.isfinite():
+        raise Refused("not finite")
+    return value
+
+
+def size_in(content: RecordDict, default: int) -> int:
+    """Return the number of local examples in a reply, or `default` where it has no valid one."""
+    metrics = content.metric_records.get("metrics")
+    size = None if metrics is None else metrics.get("num-examples")
+    if not isinstance(size, int | float) or not math.isfinite(size):
+        return default
+    return int(size) if 0 <= size < _LARGEST_SIZE else default

@@ -1,202 +1,281 @@
-"""One round on real devices: ask, choose, collect, aggregate, learn."""
+"""One round on real devices: wait for clients, ask, select, collect, aggregate, learn."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.flower import messages as wire
-from fedglimpse.flower.clients import Federation
-from fedglimpse.flower.requests import Desk, Upload
-from fedglimpse.flower.round_log import Sheet
+from fedglimpse.flower.deployment import Deployment
+from fedglimpse.flower.handshake import Handshake, wait_until
+from fedglimpse.flower.requests import CheckedUpdate, ClientRequests
+from fedglimpse.flower.round_log import RoundLog
 from fedglimpse.simulation.lane import check_choice
 from fedglimpse.simulation.merge import stepped
 from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.types import Choice, Outcome, Update, View
 
 
-class Round:
-    """Plays one round of a federation."""
+def run_round(deployment: Deployment, handshake: Handshake, round_num: int) -> dict[str, Any]:
+    """Run one round with the clients that are online; returns its record."""
+    start_time = time.perf_counter()
+    config = deployment.config
+    visible: list[int] = []
 
-    def __init__(self, fed: Federation, sheet: Sheet) -> None:
-        """Play with the visible clients of `sheet`."""
-        self.fed, self.sheet, self.desk = fed, sheet, Desk(fed, sheet)
-        self.num, self.seed = sheet.round_num, fed.seed
+    def enough_visible() -> bool:
+        shown = set(deployment.visibility.visible(deployment.seed, round_num).tolist())
+        online = handshake.online(round_num)
+        sizes = deployment.clients.typical_sizes()
+        visible[:] = [client for client in online if client in shown and sizes[client] > 0]
+        return len(visible) >= config.visibility.min_visible
 
-    def play(self) -> Mapping[str, float]:
-        """Run the round; returns what the selector's feedback said."""
-        fed = self.fed
-        view, ready = self._observe(self.sheet.visible)
+    metrics: Mapping[str, float] = {}
+    timeout = deployment.terms.visible_timeout
+    ready = wait_until(enough_visible, deployment.exchange, timeout)
+    log = RoundLog(round_num, list(visible))
+    if ready:
+        metrics = DeviceRound(deployment, log).run()
+    scores = None
+    is_last = round_num == config.rounds - 1
+    if is_last or (round_num + 1) % config.evaluate.every == 0:
+        problem = deployment.problem
+        scores = deployment.evaluator.score(deployment.state, *(problem.test or problem.proxy))
+    record = log.record(deployment, metrics, scores)
+    return {**record, "seconds": time.perf_counter() - start_time}
+
+
+@dataclass(frozen=True)
+class UsedUpdate:
+    """An update that goes into the next global model."""
+
+    position: int  # in the choice, which says its weight
+    client: int
+    update: CheckedUpdate
+
+
+class DeviceRound:
+    """Runs one round with the visible clients of a log, and fills in the log."""
+
+    def __init__(self, deployment: Deployment, log: RoundLog) -> None:
+        self.deployment = deployment
+        self.log = log
+        self.requests = ClientRequests(deployment, log)
+        self.round_num = log.round_num
+
+    def run(self) -> Mapping[str, float]:
+        """Run the round; returns the metrics of the selector's feedback."""
+        deployment = self.deployment
+        selector = deployment.method.selector
+        view, updates = self._observe()
         if view is None:
             return {}
-        k = fed.method.budget(fed.config.selection.k, view.num_visible)
-        choice = fed.method.selector.select(view, k)
-        check_choice(choice, view, k, fed.method.selector)
-        self.sheet.chose, self.sheet.info = True, choice.info
-        found = self._collect(view, choice, ready)
-        if not self._enough(len(found), len(choice.slots)):
-            found = []
-        return fed.method.selector.feedback(self._aggregate(choice, found))
+        k = deployment.method.budget(deployment.config.selection.k, view.num_visible)
+        choice = selector.select(view, k)
+        check_choice(choice, view, k, selector)
+        self.log.chose = True
+        self.log.info = choice.info
+        used = self._collect(view, choice, updates)
+        if not self._enough(len(used), len(choice.slots)):
+            used = []
+        outcome = self._aggregate(choice, used)
+        return selector.feedback(outcome)
 
     def _enough(self, answered: int, asked: int) -> bool:
-        return answered >= max(1, math.ceil(self.fed.terms.quorum * asked))
+        return answered >= max(1, math.ceil(self.deployment.terms.quorum * asked))
 
-    def _observe(self, asked: list[int]) -> tuple[View | None, dict[int, Upload]]:
-        """Ask every visible client, if the method wants to know something before it chooses.
+    def _observe(self) -> tuple[View | None, dict[int, CheckedUpdate]]:
+        """Ask every visible client, if the method needs reports before it chooses.
 
         Returns:
-            What the method may see, None where too few answered, and the updates of those that
-            have sent them already.
+            What the method may see, None where too few answered, and the updates that have been
+            sent already, by client.
         """
-        plan, ready = self.fed.plan, {}
-        reports: Mapping[int, Mapping[str, Tensor]] = {c: {} for c in asked}
+        deployment = self.deployment
+        plan = deployment.plan
+        visible = self.log.visible
+        updates: dict[int, CheckedUpdate] = {}
+        reports: Mapping[int, Mapping[str, Tensor]] = {client: {} for client in visible}
         if plan.uploads_all:
-            ready = self.desk.ask_updates(asked, plan.now | plan.after)
-            reports = {c: up.reports for c, up in ready.items()}
+            updates = self.requests.ask_updates(visible, plan.before_choice | plan.with_update)
+            reports = {client: update.reports for client, update in updates.items()}
         elif plan.asks_all:
             kind = wire.SKETCH if plan.trains_all else wire.PROBE
-            reports = self.desk.ask_reports(kind, asked)
-        self.fed.visits += len(asked) if plan.trains_all else 0
-        ids = [c for c in asked if c in reports]
-        if not self._enough(len(ids), len(asked)):
+            reports = self.requests.ask_reports(kind, visible)
+        if plan.trains_all:
+            deployment.visits += len(visible)
+        ids = [client for client in visible if client in reports]
+        if not self._enough(len(ids), len(visible)):
             return None, {}
-        rows = {n: torch.stack([reports[c][n] for c in ids]) for n in sorted(plan.now)}
-        needs = self.fed.method.selector.needs
+        needs = deployment.method.selector.needs
+        rows = {}  # report -> [V, ...]
+        for name in sorted(plan.before_choice):
+            rows[name] = torch.stack([reports[client][name] for client in ids])
         if plan.uploads_all:
-            rows |= self._read_off(plan.ours & needs, ids, [ready[c] for c in ids])
-        at = torch.tensor(ids)
+            in_order = [updates[client] for client in ids]
+            rows |= self._read_off(plan.read_off & needs, ids, in_order)
+        visible_ids = torch.tensor(ids)
         view = View(
-            round_num=self.num,
-            ids=at,
-            sizes=self.fed.sizes[at],
+            round_num=self.round_num,
+            ids=visible_ids,
+            sizes=deployment.sizes[visible_ids],
             reports=rows,
-            server=self.fed.reporter.server(needs, self.fed.state, self.fed.server_data),
-            rng=rng.generator(self.seed, "select", self.num),
+            server=deployment.reporter.server(needs, deployment.state, deployment.server_data),
+            rng=rng.generator(deployment.seed, "select", self.round_num),
         )
-        return view, ready
+        return view, updates
 
     def _collect(
-        self, view: View, choice: Choice, ready: Mapping[int, Upload]
-    ) -> list[tuple[int, int, Upload]]:
-        """Get the updates of the chosen.
-
-        Returns:
-            (place in the choice, client, update). A client that has trained but could not upload
-            is replaced, in its place, by the next best of those that have trained.
-        """
-        plan = self.fed.plan
-        places = dict(enumerate(view.ids[choice.slots].tolist()))  # place -> client
+        self, view: View, choice: Choice, updates: Mapping[int, CheckedUpdate]
+    ) -> list[UsedUpdate]:
+        """Get the updates of the chosen, of those that can be used."""
+        plan = self.deployment.plan
+        chosen = view.ids[choice.slots].tolist()
+        if plan.trains_all and not plan.uploads_all:
+            return self._fetch(view, chosen)
         if not plan.trains_all:
-            ready = self._train(list(places.values()))
-        if not plan.trains_all or plan.uploads_all:
-            return [(place, c, ready[c]) for place, c in places.items() if c in ready]
-        found: dict[int, tuple[int, Upload]] = {}
-        tried: set[int] = set()
-        while places:
-            got = self.desk.fetch(list(places.values()))
-            tried |= set(places.values())
-            found |= {place: (c, got[c]) for place, c in places.items() if c in got}
-            empty = [place for place, c in places.items() if c not in got]
-            places = dict(zip(empty, self._next_best(view, tried, len(empty)), strict=False))
-        return [(place, *found[place]) for place in sorted(found)]
+            updates = self._train(chosen)
+        used = []
+        for position, client in enumerate(chosen):
+            if client in updates:
+                used.append(UsedUpdate(position, client, updates[client]))
+        return used
 
-    def _train(self, ids: list[int]) -> dict[int, Upload]:
+    def _fetch(self, view: View, chosen: Sequence[int]) -> list[UsedUpdate]:
+        """Fetch updates from clients that have trained.
+
+        One that cannot upload is replaced, in its position, by the next best of the others.
+        """
+        fetched: dict[int, UsedUpdate] = {}  # by position in the choice
+        tried: set[int] = set()
+        to_fetch = dict(enumerate(chosen))  # position -> client
+        while to_fetch:
+            updates = self.requests.fetch_updates(list(to_fetch.values()))
+            tried |= set(to_fetch.values())
+            empty = []
+            for position, client in to_fetch.items():
+                if client in updates:
+                    fetched[position] = UsedUpdate(position, client, updates[client])
+                else:
+                    empty.append(position)
+            substitutes = self._next_best(view, tried, len(empty))
+            to_fetch = dict(zip(empty, substitutes, strict=False))
+        return [fetched[position] for position in sorted(fetched)]
+
+    def _train(self, ids: list[int]) -> dict[int, CheckedUpdate]:
         """Let the chosen train and upload, together or each from the result of the last."""
-        fed, after = self.fed, self.fed.plan.after
-        uploads: dict[int, Upload] = {}
-        if fed.method.schedule == "parallel":
-            uploads = self.desk.ask_updates(ids, after)
+        deployment = self.deployment
+        needs = deployment.plan.with_update
+        updates: dict[int, CheckedUpdate] = {}
+        if deployment.method.schedule == "parallel":
+            updates = self.requests.ask_updates(ids, needs)
         else:
-            head = fed.state
-            for place, client in enumerate(ids):
-                one = self.desk.ask_updates([client], after, head, place)
-                uploads |= one
-                head = one[client].state if one else head
-        fed.visits += len(ids)
-        return uploads
+            state = deployment.state
+            for position, client in enumerate(ids):
+                answered = self.requests.ask_updates([client], needs, state, position)
+                if client in answered:
+                    updates[client] = answered[client]
+                    state = answered[client].state
+        deployment.visits += len(ids)
+        return updates
 
     def _next_best(self, view: View, tried: set[int], count: int) -> list[int]:
-        """Return whom the method would choose among those that were not tried yet."""
-        rest = [slot for slot, c in enumerate(view.ids.tolist()) if c not in tried]
-        if not rest or not count:
+        """Return the clients that the method would choose among those not tried yet."""
+        untried = [slot for slot, client in enumerate(view.ids.tolist()) if client not in tried]
+        if not untried or not count:
             return []
-        at = torch.tensor(rest)
-        smaller = replace(
+        slots = torch.tensor(untried)
+        smaller_view = replace(
             view,
-            ids=view.ids[at],
-            sizes=view.sizes[at],
-            reports={n: v[at] for n, v in view.reports.items()},
-            rng=rng.generator(self.seed, "select", self.num),
+            ids=view.ids[slots],
+            sizes=view.sizes[slots],
+            reports={name: rows[slots] for name, rows in view.reports.items()},
+            rng=rng.generator(self.deployment.seed, "select", self.round_num),
         )
-        slots = self.fed.twin().select(smaller, count).slots
-        return [int(c) for c in smaller.ids[slots]]
+        choice = self.deployment.twin().select(smaller_view, count)
+        return [int(client) for client in smaller_view.ids[choice.slots]]
 
-    def _aggregate(self, choice: Choice, found: Sequence[tuple[int, int, Upload]]) -> Outcome:
-        """Take the step, evaluate it, and say what came of it."""
-        fed, method = self.fed, self.fed.method
-        places, clients = [place for place, *_ in found], [client for _, client, _ in found]
-        uploads = [upload for *_, upload in found]
-        ids = torch.tensor(clients, dtype=torch.long)  # [K]
-        sizes = fed.sizes[ids]
-        given = choice.weights_at(places)
-        weights = sizes.double() / sizes.sum() if given is None else given
-        reports = self._reports_after(ids, uploads)
-        if found:
-            starts = torch.stack([up.start for up in uploads])  # [K, d]
-            update = Update(
-                round_num=self.num,
+    def _aggregate(self, choice: Choice, used: Sequence[UsedUpdate]) -> Outcome:
+        """Make the next global model, score it on the proxy set, and return the outcome."""
+        deployment = self.deployment
+        method = deployment.method
+        ids = torch.tensor([one.client for one in used], dtype=torch.long)  # [K]
+        updates = [one.update for one in used]
+        sizes = deployment.sizes[ids]
+        weights = choice.weights_at([one.position for one in used])
+        if weights is None:
+            weights = sizes.double() / sizes.sum()
+        reports = self._reports_after(ids, updates)
+        if updates:
+            starts = torch.stack([update.start for update in updates])  # [K, d]
+            states = torch.stack([update.state for update in updates])  # [K, d]
+            aggregated = Update(
+                round_num=self.round_num,
                 ids=ids,
                 sizes=sizes,
                 starts=starts,
-                deltas=torch.stack([up.state for up in uploads]) - starts,
+                deltas=states - starts,
                 weights=weights.float(),
-                num_params=fed.layout.num_params,
-                reports={n: reports[n] for n in method.aggregator.needs if n in reports},
+                num_params=deployment.layout.num_params,
+                reports=_named(reports, method.aggregator.needs),
             )
-            fed.state = stepped(method.aggregator, fed.state.clone(), update)
+            deployment.state = stepped(method.aggregator, deployment.state.clone(), aggregated)
             if method.aggregator.applied is not None:
                 weights = method.aggregator.applied.double()
-        self.sheet.selected, self.sheet.weights = clients, weights.tolist()
-        scores = fed.evaluator.score(fed.state, *fed.problem.proxy)
-        reward, per_class = fed.reward.update(scores)
+        self.log.selected = ids.tolist()
+        self.log.weights = weights.tolist()
+        scores = deployment.evaluator.score(deployment.state, *deployment.problem.proxy)
+        reward, reward_per_class = deployment.reward.update(scores)
         return Outcome(
-            round_num=self.num,
+            round_num=self.round_num,
             selected=ids,
             reward=reward,
-            score=fed.reward.score(scores),
+            score=deployment.reward.score(scores),
             per_class=scores.per_class_f1,
-            reward_per_class=per_class,
+            reward_per_class=reward_per_class,
             weights=weights.float(),
-            reports={n: reports[n] for n in method.selector.learns_from if n in reports},
+            reports=_named(reports, method.selector.learns_from),
         )
 
-    def _reports_after(self, ids: Tensor, uploads: Sequence[Upload]) -> dict[str, Tensor]:
-        """Return what is known about the uploaded models: said by clients, or read off."""
-        fed, plan = self.fed, self.fed.plan
-        later = fed.method.selector.learns_from | fed.method.aggregator.needs
-        said = {
-            n: torch.stack([up.reports[n] for up in uploads]) if uploads else torch.zeros(0)
-            for n in sorted(plan.after)
-        }
-        ours = self._read_off(plan.ours & later, ids.tolist(), uploads)
-        return said | ours | fed.reporter.server(later, fed.state, fed.server_data)
+    def _reports_after(self, ids: Tensor, updates: Sequence[CheckedUpdate]) -> dict[str, Tensor]:
+        """Return what is known about the uploaded models: reported by clients, or read off."""
+        deployment = self.deployment
+        plan = deployment.plan
+        method = deployment.method
+        needs_after = method.selector.learns_from | method.aggregator.needs
+        reports = {}
+        for name in sorted(plan.with_update):
+            rows = [update.reports[name] for update in updates]
+            reports[name] = torch.stack(rows) if rows else torch.zeros(0)
+        reports |= self._read_off(plan.read_off & needs_after, ids.tolist(), updates)
+        server_data = deployment.server_data
+        return reports | deployment.reporter.server(needs_after, deployment.state, server_data)
 
     def _read_off(
-        self, names: frozenset[str], ids: Sequence[int], uploads: Sequence[Upload]
+        self, names: frozenset[str], ids: Sequence[int], updates: Sequence[CheckedUpdate]
     ) -> dict[str, Tensor]:
         """Compute reports from whole updates, on the server."""
-        fed, count = self.fed, len(uploads)
-        empty = fed.state.new_zeros(0, len(fed.state))
+        deployment = self.deployment
+        starts = states = deployment.state.new_zeros(0, len(deployment.state))
+        if updates:
+            starts = torch.stack([update.start for update in updates])  # [n, d]
+            states = torch.stack([update.state for update in updates])  # [n, d]
         clients = TrainedClients(
             ids=torch.tensor(ids, dtype=torch.long),
-            starts=torch.stack([up.start for up in uploads]) if count else empty,
-            states=torch.stack([up.state for up in uploads]) if count else empty,
-            loss=torch.zeros(count),
-            squared_loss=torch.zeros(count),
+            starts=starts,
+            states=states,
+            loss=torch.zeros(len(updates)),
+            squared_loss=torch.zeros(len(updates)),
         )
-        return fed.reporter.trained(names, clients, fed.server_data)
+        return deployment.reporter.trained(names, clients, deployment.server_data)
+
+
+def _named(reports: Mapping[str, Tensor], names: frozenset[str]) -> dict[str, Tensor]:
+    """Return the reports of these names, where there are such."""
+    return {name: reports[name] for name in names if name in reports}

@@ -1,4 +1,4 @@
-"""What happened in a round on real devices, and the record that is made of it."""
+"""The events of a round on real devices, and the record that is made of them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedglimpse.federation.costs import Activity
-from fedglimpse.flower.clients import Federation
+from fedglimpse.flower.deployment import Deployment
+from fedglimpse.simulation.evaluation import Scores
 from fedglimpse.simulation.results import flops_said, logged
-from fedglimpse.types import RoundRecord
 
 
 @dataclass
-class Sheet:
-    """One round, while it goes on."""
+class RoundLog:
+    """One round, filled in while it runs."""
 
     round_num: int
     visible: list[int]  # ids that could be given work
-    chose: bool = False  # the method was asked
+    chose: bool = False  # the method has selected
     trained: list[int] = field(default_factory=list)  # ids that were sent work to train
     rejected: list[int] = field(default_factory=list)  # ids whose reply was refused
     failed: dict[int, str] = field(default_factory=dict)  # ids without a usable reply, and why
     selected: list[int] = field(default_factory=list)  # ids whose update was used
     weights: list[float] = field(default_factory=list)
-    losses: dict[int, float] = field(default_factory=dict)
-    received: dict[int, int] = field(default_factory=dict)  # bytes
-    info: Mapping[str, Any] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)  # mean training loss by id
+    received_bytes: dict[int, int] = field(default_factory=dict)  # by id
+    info: Mapping[str, Any] = field(default_factory=dict)  # of the choice
 
     def fail(self, client: int, reason: str, refused: bool = False) -> None:
         """Note a client whose answer cannot be used."""
@@ -34,53 +34,63 @@ class Sheet:
         if refused and client not in self.rejected:
             self.rejected.append(client)
 
-    def activity(self, fed: Federation, flops: int) -> Activity:
-        """Count what the round did."""
-        sizes = fed.sizes
+    def record(
+        self, deployment: Deployment, feedback: Mapping[str, float], scores: Scores | None
+    ) -> dict[str, Any]:
+        """Return the line of rounds.jsonl: the simulator's fields, and what only devices have.
+
+        Args:
+            deployment: after the round.
+            feedback: metrics of the selector.
+            scores: of the global model on the test set, where this round is evaluated.
+        """
+        selector_name = type(deployment.method.selector).__name__
+        feedback_source = f"What {selector_name}.feedback() returned"
+        info = logged(self.info, f"Choice.info of {selector_name}.select()")
+        metrics = logged(feedback, feedback_source)
+        selector_flops = flops_said(metrics, feedback_source)
+        cost = deployment.costs.round(self._activity(deployment, selector_flops))
+        losses = self.losses.values()
+        chosen_bytes = sum(self.received_bytes.get(client, 0) for client in self.selected)
+        return {
+            "lane": 0,
+            "seed": deployment.seed,
+            "round": self.round_num,
+            "visible": self.visible,
+            "selected": self.selected,
+            "rejected": sorted(self.rejected),
+            "weights": self.weights,
+            "accuracy": None if scores is None else scores.accuracy,
+            "macro_f1": None if scores is None else scores.macro_f1,
+            "per_class_f1": None if scores is None else scores.per_class_f1.tolist(),
+            "loss": None if scores is None else scores.loss,
+            "train_loss": sum(losses) / len(losses) if losses else None,
+            "reward": deployment.reward.total,
+            **info,
+            **{name: value for name, value in metrics.items() if name != "server_flops"},
+            **vars(cost),
+            "failed": {str(client): reason for client, reason in sorted(self.failed.items())},
+            "received_bytes_chosen": chosen_bytes,
+            "received_bytes_others": sum(self.received_bytes.values()) - chosen_bytes,
+        }
+
+    def _activity(self, deployment: Deployment, selector_flops: int) -> Activity:
+        """Count what the round did; a round in which nobody was asked costs nothing."""
+        sizes = deployment.sizes
+        selector = deployment.method.selector
+        aggregator = deployment.method.aggregator
         happened = self.chose or bool(self.trained)
         visible = self.visible if happened else []
-        selector, aggregator = fed.method.selector, fed.method.aggregator
+        needs_after = selector.learns_from | aggregator.needs
         return Activity(
             needs=selector.needs if happened else frozenset(),
-            needs_after=selector.learns_from | aggregator.needs if self.chose else frozenset(),
+            needs_after=needs_after if self.chose else frozenset(),
             visible=len(visible),
             visible_examples=int(sizes[visible].sum()),
             trained=len(self.trained),
             trained_examples=int(sizes[self.trained].sum()),
             chosen=len(self.selected),
             chosen_examples=int(sizes[self.selected].sum()),
-            selector_flops=flops,
-            taught=fed.method.objective.distill > 0,
-        )
-
-    def record(self, fed: Federation, said: Mapping[str, float], scored: bool) -> RoundRecord:
-        """Return the record of the round, but for its wall time."""
-        who = type(fed.method.selector).__name__
-        answered = f"What {who}.feedback() returned"
-        info, metrics = logged(self.info, f"Choice.info of {who}.select()"), logged(said, answered)
-        test = fed.problem.test or fed.problem.proxy
-        scores = fed.evaluator.score(fed.state, *test) if scored else None
-        cost = fed.costs.round(self.activity(fed, flops_said(metrics, answered)))
-        losses = self.losses.values()
-        chosen = sum(self.received.get(c, 0) for c in self.selected)
-        metrics = {name: value for name, value in metrics.items() if name != "server_flops"}
-        return RoundRecord(
-            lane=0,
-            seed=fed.seed,
-            round=self.round_num,
-            visible=self.visible,
-            selected=self.selected,
-            rejected=sorted(self.rejected),
-            weights=self.weights,
-            accuracy=None if scores is None else scores.accuracy,
-            macro_f1=None if scores is None else scores.macro_f1,
-            per_class_f1=None if scores is None else scores.per_class_f1.tolist(),
-            loss=None if scores is None else scores.loss,
-            train_loss=sum(losses) / len(losses) if losses else None,
-            reward=fed.reward.total,
-            extra={**info, **metrics},
-            **vars(cost),
-            failed={str(c): reason for c, reason in sorted(self.failed.items())},
-            received_bytes_chosen=chosen,
-            received_bytes_others=sum(self.received.values()) - chosen,
+            selector_flops=selector_flops,
+            taught=deployment.method.objective.distill > 0,
         )

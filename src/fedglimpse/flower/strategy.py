@@ -1,14 +1,12 @@
-"""A user's mistake in a Flower app ends in one sentence, as on the command line.
+"""A Flower strategy: an existing app changes its strategy line, and its client.
 
-Flower takes an exception of a server app as the failure of its run, and writes the traceback to
-the log. The first is right and stays as it is: a `SystemExit` would end the process without a word
-to the SuperLink, and Flower's simulation would count it as success. The second tells a user
-nothing, so that the sentence takes its place.
+    strategy = GlimpseStrategy({"method": "glimpse", "data.clients": 10}, problem, out="run")
+    result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=5)
 
-A Flower strategy: an existing app changes its strategy line, and its client.
-
-strategy = GlimpseStrategy({"method": "glimpse", "data.clients": 10}, problem, out="run")
-result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=50)
+A user's mistake ends in one sentence, as on the command line. Flower takes an exception of a server
+app as the failure of its run, and writes the traceback to the log. The failure is right and stays:
+a `SystemExit` would end the process without a word to the SuperLink, and Flower's simulation would
+count it as success. The traceback tells a user nothing, so the sentence replaces it.
 """
 
 from __future__ import annotations
@@ -28,51 +26,57 @@ from fedglimpse.config.loading import resolve
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.federation.state import Layout
+from fedglimpse.flower.deployment import Problem, ServerTerms
 from fedglimpse.flower.messages import section
-from fedglimpse.flower.server import Finished, Problem, Server, Terms, log
+from fedglimpse.flower.server import FinishedRun, Server, log
+
+__all__ = ["GlimpseStrategy", "Problem", "ServerTerms", "Terms", "from_run_config"]
 
 FLOWER = "flwr"  # Flower's logger
 
-
-def say_mistakes_plainly() -> None:
-    """Let Flower's log say a UserError without its traceback; once or more often is the same."""
-    logging.getLogger(FLOWER).addFilter(_plainly)
+Terms = ServerTerms  # its name in apps of earlier versions
 
 
-def _plainly(record: logging.LogRecord) -> bool:
-    """Put the sentence in the place of what Flower says of a UserError; all is logged."""
+def log_mistakes_plainly() -> None:
+    """Let Flower log a UserError without its traceback; a second call changes nothing."""
+    logging.getLogger(FLOWER).addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Replace what Flower says of a UserError by its sentence; drop no record."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, UserError):
-        record.msg, record.args = "fedglimpse: %s", (str(error),)
-        record.exc_info = record.exc_text = None
+        record.msg = "fedglimpse: %s"
+        record.args = (str(error),)
+        record.exc_info = None
+        record.exc_text = None
     return True
 
 
-__all__ = ["GlimpseStrategy", "Problem", "Terms", "from_run_config"]
-
-
-def from_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path | None]:
+def from_run_config(values: Mapping[str, Any]) -> tuple[Config, ServerTerms, Path | None]:
     """Read a Flower app's run configuration; from here on a mistake is one sentence in the log.
 
     Args:
-        values: `fedglimpse.*` holds keys of a configuration, `terms.*` those of `Terms`; `seed`
-            and `out` stand alone.
+        values: `fedglimpse.*` holds keys of a configuration, `terms.*` those of `ServerTerms`;
+            `seed` and `out` stand alone.
 
     Returns:
         The configuration, the terms, and the run folder if there is one.
     """
-    say_mistakes_plainly()
+    log_mistakes_plainly()
     seed = values.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UserError(f"seed={seed!r} must be a whole number, such as 0.")
+        raise UserError(f"seed={seed!r} must be a whole number, such as 0.", key="seed")
     keys = section(values, "fedglimpse") | {"seeds": [seed]}
     terms = section(values, "terms")
-    known = [item.name for item in fields(Terms)]
+    names = [item.name for item in fields(ServerTerms)]
     for name in terms:
-        if name not in known:
-            raise UserError(f"Unknown key 'terms.{name}'.{nearest(name, known)}")
+        if name not in names:
+            key = f"terms.{name}"
+            raise UserError(f"Unknown key '{key}'.{nearest(name, names)}", key=key)
     out = str(values.get("out", ""))
-    return resolve(keys), Terms(**terms), Path(out).expanduser() if out else None
+    folder = Path(out).expanduser() if out else None
+    return resolve(keys), ServerTerms(**terms), folder
 
 
 class GlimpseStrategy(Strategy):
@@ -82,7 +86,7 @@ class GlimpseStrategy(Strategy):
         self,
         config: Config | Mapping[str, Any],
         problem: Problem,
-        terms: Terms | None = None,
+        terms: ServerTerms | None = None,
         out: Path | str | None = None,
     ) -> None:
         """Describe the run.
@@ -93,10 +97,12 @@ class GlimpseStrategy(Strategy):
             terms: timeouts and quorum.
             out: the run folder; a run that it already holds is continued.
         """
-        say_mistakes_plainly()
+        log_mistakes_plainly()
         self.config = config if isinstance(config, Config) else resolve(config)
-        self.problem, self.terms, self.out = problem, terms, out
-        self.finished: Finished | None = None  # records and summary, after `start`
+        self.problem = problem
+        self.terms = terms
+        self.out = out
+        self.finished: FinishedRun | None = None  # records and summary, after `start`
 
     def start(
         self,
@@ -119,37 +125,31 @@ class GlimpseStrategy(Strategy):
             evaluate_config: not used: the server evaluates on its own examples.
             evaluate_fn: called with the final model, after the last round.
         """
-        config = self.config if num_rounds is None else replace(self.config, rounds=num_rounds)
-        terms = self.terms or Terms()
-        terms = terms if timeout is None else replace(terms, train_timeout=timeout)
+        config = self.config
+        if num_rounds is not None:
+            config = replace(config, rounds=num_rounds)
+        terms = self.terms or ServerTerms()
+        if timeout is not None:
+            terms = replace(terms, train_timeout=timeout)
         model = self.problem.model()
-        layout, start = Layout.of(model), None
+        layout = Layout.of(model)
+        start = None
         if initial_arrays is not None:
             _fill(model, initial_arrays)
             start = layout.read(model)
         self.summary()
-        told: dict[str, Any] = dict(train_config or {})
-        done = Server(config, self.problem, terms, self.out, told).run(grid, start)
-        self.finished = done
-        layout.write(done.state, model)
+        user_settings: dict[str, Any] = dict(train_config or {})
+        server = Server(config, self.problem, terms, self.out, user_settings)
+        self.finished = server.run(grid, start)
+        layout.write(self.finished.state, model)
         result = Result(arrays=ArrayRecord(model.state_dict()))
-        for record in done.records:
-            self._note(result, record)
+        for record in self.finished.records:
+            _add_to_result(result, record)
         if evaluate_fn is not None:
             metrics = evaluate_fn(config.rounds, result.arrays)
             if metrics is not None:
                 result.evaluate_metrics_serverapp[config.rounds] = metrics
         return result
-
-    def _note(self, result: Result, record: Mapping[str, Any]) -> None:
-        """Put a record where Flower's users look; rounds count from 1 there."""
-        number = record["round"] + 1
-        if record["train_loss"] is not None:
-            result.train_metrics_clientapp[number] = MetricRecord({"loss": record["train_loss"]})
-        if record["accuracy"] is not None:
-            names = ("accuracy", "macro_f1", "loss")
-            scores = MetricRecord({name: record[name] for name in names})
-            result.evaluate_metrics_serverapp[number] = scores
 
     def summary(self) -> None:
         """Log what is going to run."""
@@ -181,14 +181,26 @@ class GlimpseStrategy(Strategy):
         _own_loop()
 
 
+def _add_to_result(result: Result, record: Mapping[str, Any]) -> None:
+    """Put a record where Flower's users look; rounds count from 1 there."""
+    server_round = record["round"] + 1
+    if record["train_loss"] is not None:
+        metrics = MetricRecord({"loss": record["train_loss"]})
+        result.train_metrics_clientapp[server_round] = metrics
+    if record["accuracy"] is not None:
+        scores = {name: record[name] for name in ("accuracy", "macro_f1", "loss")}
+        result.evaluate_metrics_serverapp[server_round] = MetricRecord(scores)
+
+
 def _fill(model: nn.Module, arrays: ArrayRecord) -> None:
     """Load a state dict that a user gave, or raise UserError."""
     try:
         model.load_state_dict(arrays.to_torch_state_dict())
     except (RuntimeError, TypeError, ValueError) as error:
-        what = " ".join(str(error).split("\n", 1)[-1].split())[:200].rstrip(".")
+        lines = str(error).split("\n", 1)
+        reason = " ".join(lines[-1].split())[:200].rstrip(".")  # PyTorch's first line is a heading
         raise UserError(
-            f"initial_arrays are not those of problem.model ({what}): give "
+            f"initial_arrays are not those of problem.model ({reason}): give "
             "ArrayRecord(model.state_dict()) of the same model."
         ) from None
 
