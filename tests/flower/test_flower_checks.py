@@ -26,6 +26,7 @@ from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
 from fedglimpse.runs import experiment
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.theory.measure_run import measure_run
+from mistakes import mistake
 
 
 def before(monkeypatch: pytest.MonkeyPatch, number: int, deed: Any) -> None:
@@ -48,7 +49,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.M
     out, settings = tmp_path / "r", small.config("fedavg", rounds=4)
 
     def second() -> None:
-        with pytest.raises(UserError, match="is in use by another run"):
+        with pytest.raises(UserError, match="in use"):
             small.serve(small.grid(), settings, out)
 
     before(monkeypatch, 2, second)
@@ -57,20 +58,12 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.M
     assert not list(out.glob("*.lock"))
 
 
-SILLY = {
-    "misspelt": "schedule='paralel' is unknown",
-    "distilled": "distill=1.7",
-    "without_needs": "NoNeeds.needs is missing",
-    "list_needs": "ListNeeds.needs is a list",
-}
-
-
-@pytest.mark.parametrize("name", SILLY)
+@pytest.mark.parametrize("name", ["misspelt", "distilled", "without_needs", "list_needs"])
 def test_a_method_that_can_run_nowhere_is_refused_like_in_the_simulator(
     name: str, tmp_path: Path
 ) -> None:
     settings, grid = small.config(f"flower_methods:{name}"), small.grid()
-    with pytest.raises(UserError, match=SILLY[name]) as simulated:
+    with pytest.raises(UserError) as simulated:
         experiment.run(settings)
     with pytest.raises(UserError) as served:
         small.serve(grid, settings, tmp_path / "r")
@@ -79,16 +72,7 @@ def test_a_method_that_can_run_nowhere_is_refused_like_in_the_simulator(
     assert not (tmp_path / "r").exists()
 
 
-def test_starts_of_the_wrong_shape_are_one_sentence() -> None:
-    settings = small.config("flower_methods:one_start")
-    with pytest.raises(UserError, match=r"OneStart.starts returned shape \(1, ") as simulated:
-        experiment.run(settings)
-    with pytest.raises(UserError) as served:
-        small.serve(small.grid(), settings)
-    assert str(served.value) == str(simulated.value)
-
-
-@pytest.mark.parametrize("method", ["lost", "talking"])
+@pytest.mark.parametrize("method", ["one_start", "lost", "talking"])
 def test_what_a_method_cannot_answer_is_the_simulators_sentence(method: str) -> None:
     settings = small.config(f"flower_methods:{method}")
     with pytest.raises(UserError) as simulated:
@@ -113,7 +97,7 @@ def test_visits_count_on_where_all_train_before_the_choice() -> None:
 def test_a_policy_is_not_learnt_in_vain(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     grid, place = small.grid(), str(tmp_path / "there")
-    with pytest.raises(UserError, match=r"agent.save=.*cannot be written"):
+    with pytest.raises(UserError, match=r"agent\.save"):
         small.serve(grid, small.config("glimpse", agent__save=place), tmp_path / "r")
     assert grid.log == []
     assert not (tmp_path / "r").exists()
@@ -130,18 +114,18 @@ def test_a_policy_is_not_learnt_in_vain(tmp_path: Path) -> None:
     ],
 )
 def test_what_only_the_simulator_does_is_refused(key: str, value: Any, tmp_path: Path) -> None:
-    name = key.replace("__", ".")
-    with pytest.raises(UserError, match=f"{name}={value} has no effect on devices: leave it out."):
+    with mistake(key.replace("__", ".")):
         small.serve(small.grid(), small.config("fedavg", **{key: value}), tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("options", [{}, {"options.allow_oracle": True}])
-def test_an_oracle_is_not_told_to_be_allowed(options: dict[str, bool], tmp_path: Path) -> None:
+def test_an_oracle_is_refused_even_where_it_is_allowed(
+    options: dict[str, bool], tmp_path: Path
+) -> None:
     settings = resolve({"method": "oracle-balance", "visibility.kind": "full", **options})
-    with pytest.raises(UserError, match="so it cannot run on devices") as caught:
+    with mistake("method"):
         small.serve(FakeGrid([]), settings, tmp_path / "r")
-    assert "allow_oracle" not in str(caught.value)
     assert not (tmp_path / "r").exists()
 
 
@@ -153,7 +137,7 @@ def test_a_run_of_the_simulator_is_not_continued_on_devices(tmp_path: Path) -> N
     settings = small.config("fedavg", rounds=2, checkpoint__every=1)
     experiment.run(settings, tmp_path / "r")
     there = contents(tmp_path / "r")
-    with pytest.raises(UserError, match="holds a run of the simulator"):
+    with mistake("out"):
         small.serve(small.grid(), settings, tmp_path / "r")
     assert contents(tmp_path / "r") == there
 
@@ -183,7 +167,7 @@ def test_a_run_on_devices_is_not_measured(tmp_path: Path) -> None:
 
 def test_a_run_on_devices_is_known_as_one_before_its_first_round(tmp_path: Path) -> None:
     settings, out = small.config("fedavg"), tmp_path / "r"
-    with pytest.raises(UserError, match="0 of 6 clients were there"):
+    with mistake("terms.min_clients"):
         small.serve(FakeGrid([]), settings, out)
     with pytest.raises(UserError, match="holds a run on devices"):
         experiment.run(settings, out, resume=True)
@@ -203,7 +187,7 @@ def test_a_run_is_not_continued_with_another_model(
         return nets.digits_mlp("group")
 
     server = engine.Server(settings, replace(small.problem(), model=other), small.TERMS, out)
-    with pytest.raises(UserError, match="holds a run of another model"):
+    with mistake("out"):
         server.run(small.grid(app=client_app(other, data=small.data)))
     assert contents(out) == there
     assert len(small.serve(small.grid(), settings, out).records) == 3
@@ -212,37 +196,40 @@ def test_a_run_is_not_continued_with_another_model(
 def test_the_initial_model_must_fit(tmp_path: Path) -> None:
     other = ArrayRecord(nets.digits_mlp("group").state_dict())
     strategy = GlimpseStrategy(small.config("fedavg"), small.problem(), small.TERMS, tmp_path / "r")
-    with pytest.raises(UserError, match=r"initial_arrays are not those of problem.model \(Miss"):
+    with mistake():
         strategy.start(small.grid(), other)
     server = engine.Server(small.config("fedavg"), small.problem(), small.TERMS, tmp_path / "r")
-    with pytest.raises(UserError, match=r"The initial model has shape \[3\]"):
+    with mistake():
         server.run(small.grid(), torch.zeros(3))
     assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("key", "value"),
     [
-        ({"terms.quorum": "0.5"}, "quorum='0.5' must be a finite number, such as 0.5."),
-        ({"terms.train_timeout": "600"}, "train_timeout='600' must be a finite number"),
-        ({"terms.train_timeout": float("nan")}, "train_timeout=nan must be a finite number"),
-        ({"terms.patience": True}, "patience=True must be a finite number"),
-        ({"terms.min_clients": 2.5}, "min_clients=2.5 must be a whole number, such as 0."),
-        ({"terms.min_clients": -1}, "min_clients=-1 is too small: use 0 or more."),
-        ({"terms.visible_timeout": -5.0}, "visible_timeout=-5.0 is too small"),
-        ({"seed": "x"}, "seed='x' must be a whole number, such as 0."),
-        ({"seed": 1.5}, "seed=1.5 must be a whole number"),
+        ("terms.quorum", "0.5"),
+        ("terms.quorum", 2.0),
+        ("terms.train_timeout", "600"),
+        ("terms.train_timeout", float("nan")),
+        ("terms.train_timeout", 0.0),
+        ("terms.patience", True),
+        ("terms.patience", 0.5),
+        ("terms.min_clients", 2.5),
+        ("terms.min_clients", -1),
+        ("terms.visible_timeout", -5.0),
+        ("terms.qorum", 0.25),
+        ("seed", "x"),
+        ("seed", 1.5),
     ],
 )
-def test_terms_and_seed_are_numbers_of_their_kind(values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError) as caught:
-        from_run_config(values)
-    assert str(caught.value).startswith(sentence)
+def test_terms_and_seed_are_checked(key: str, value: Any) -> None:
+    with mistake(key):
+        from_run_config({key: value})
 
 
 def test_no_more_clients_are_awaited_than_there_may_be(tmp_path: Path) -> None:
     terms = engine.ServerTerms(min_clients=99)
-    with pytest.raises(UserError, match=r"min_clients=99 is more than data\.clients=6"):
+    with mistake("terms.min_clients"):
         small.serve(small.grid(), small.config("fedavg"), tmp_path / "r", terms)
     assert not (tmp_path / "r").exists()
 

@@ -17,7 +17,6 @@ from flower_schema import check_run_folder
 from flwr.app import Array, Message
 
 from fedglimpse.agent.policy import write_policy
-from fedglimpse.errors import UserError
 from fedglimpse.federation import models as nets
 from fedglimpse.flower import messages as wire
 from fedglimpse.flower import server as engine
@@ -27,6 +26,7 @@ from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
 from fedglimpse.runs import experiment
 from fedglimpse.runs.pretrain import teach
+from mistakes import mistake
 
 DEVICES_ONLY = {"failed", "received_bytes_chosen", "received_bytes_others", "seconds"}
 
@@ -40,7 +40,7 @@ def test_every_method_does_what_it_does_in_the_simulator(name: str) -> None:
     visibility = {"visibility__kind": "mobile", "visibility__cluster_size": 3}
     settings = small.config(name, rounds=2, **visibility)
     if describe(registry.info(name)).oracle:
-        with pytest.raises(UserError, match="which no real server may know"):
+        with mistake("method"):
             small.serve(FakeGrid([]), settings)
         return
     simulated = experiment.run(settings)

@@ -169,7 +169,7 @@ def check_settings(config: Config) -> None:
     """Raise UserError for a setting that only the simulator follows."""
     settings = config.flat()
     for key in WITHOUT_EFFECT:
-        if settings[key]:
+        if settings.get(key):
             raise UserError(
                 f"{key}={settings[key]} has no effect on devices: leave it out.", key=key
             )

@@ -147,7 +147,7 @@ class Exchange:
             for message in self.grid.pull_messages(message_ids):
                 answers[message.metadata.reply_to_message_id] = Answer.of(message)
         time_now = self.clock()
-        for message_id, message in list(self.pending.items()):
-            if message_id in answers or message.expiry <= time_now:
+        for message_id, unanswered in list(self.pending.items()):
+            if message_id in answers or unanswered.expiry <= time_now:
                 del self.pending[message_id]
         return answers
