@@ -24,7 +24,7 @@ from fedglimpse.types import Choice, Outcome, Update, View
 
 
 def run_round(deployment: Deployment, handshake: Handshake, round_num: int) -> dict[str, Any]:
-    """Run one round with the clients that are online; returns its record."""
+    """Run one round with the clients that are online; returns its line of rounds.jsonl."""
     start_time = time.perf_counter()
     config = deployment.config
     visible: list[int] = []
@@ -48,7 +48,7 @@ def run_round(deployment: Deployment, handshake: Handshake, round_num: int) -> d
         problem = deployment.problem
         scores = deployment.evaluator.score(deployment.state, *(problem.test or problem.proxy))
     record = log.record(deployment, metrics, scores)
-    return {**record, "seconds": time.perf_counter() - start_time}
+    return replace(record, seconds=time.perf_counter() - start_time).to_json()
 
 
 @dataclass(frozen=True)

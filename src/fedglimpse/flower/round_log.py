@@ -10,6 +10,7 @@ from fedglimpse.federation.costs import Activity
 from fedglimpse.flower.deployment import Deployment
 from fedglimpse.simulation.evaluation import Scores
 from fedglimpse.simulation.results import flops_said, logged
+from fedglimpse.types import RoundRecord
 
 
 @dataclass
@@ -36,8 +37,8 @@ class RoundLog:
 
     def record(
         self, deployment: Deployment, feedback: Mapping[str, float], scores: Scores | None
-    ) -> dict[str, Any]:
-        """Return the line of rounds.jsonl: the simulator's fields, and what only devices have.
+    ) -> RoundRecord:
+        """Return the record of the round, but for its wall time.
 
         Args:
             deployment: after the round.
@@ -46,33 +47,38 @@ class RoundLog:
         """
         selector_name = type(deployment.method.selector).__name__
         feedback_source = f"What {selector_name}.feedback() returned"
-        info = logged(self.info, f"Choice.info of {selector_name}.select()")
+        extra = dict(logged(self.info, f"Choice.info of {selector_name}.select()"))
         metrics = logged(feedback, feedback_source)
         selector_flops = flops_said(metrics, feedback_source)
+        for name, value in metrics.items():
+            if name != "server_flops":  # counted in the cost
+                extra[name] = value
         cost = deployment.costs.round(self._activity(deployment, selector_flops))
         losses = self.losses.values()
         chosen_bytes = sum(self.received_bytes.get(client, 0) for client in self.selected)
-        return {
-            "lane": 0,
-            "seed": deployment.seed,
-            "round": self.round_num,
-            "visible": self.visible,
-            "selected": self.selected,
-            "rejected": sorted(self.rejected),
-            "weights": self.weights,
-            "accuracy": None if scores is None else scores.accuracy,
-            "macro_f1": None if scores is None else scores.macro_f1,
-            "per_class_f1": None if scores is None else scores.per_class_f1.tolist(),
-            "loss": None if scores is None else scores.loss,
-            "train_loss": sum(losses) / len(losses) if losses else None,
-            "reward": deployment.reward.total,
-            **info,
-            **{name: value for name, value in metrics.items() if name != "server_flops"},
-            **vars(cost),
-            "failed": {str(client): reason for client, reason in sorted(self.failed.items())},
-            "received_bytes_chosen": chosen_bytes,
-            "received_bytes_others": sum(self.received_bytes.values()) - chosen_bytes,
-        }
+        return RoundRecord(
+            lane=0,
+            seed=deployment.seed,
+            round=self.round_num,
+            visible=self.visible,
+            selected=self.selected,
+            rejected=sorted(self.rejected),
+            weights=self.weights,
+            accuracy=None if scores is None else scores.accuracy,
+            macro_f1=None if scores is None else scores.macro_f1,
+            per_class_f1=None if scores is None else scores.per_class_f1.tolist(),
+            loss=None if scores is None else scores.loss,
+            train_loss=sum(losses) / len(losses) if losses else None,
+            reward=deployment.reward.total,
+            extra=extra,
+            uplink_bytes=cost.uplink_bytes,
+            downlink_bytes=cost.downlink_bytes,
+            client_flops=cost.client_flops,
+            server_flops=cost.server_flops,
+            failed={str(client): reason for client, reason in sorted(self.failed.items())},
+            received_bytes_chosen=chosen_bytes,
+            received_bytes_others=sum(self.received_bytes.values()) - chosen_bytes,
+        )
 
     def _activity(self, deployment: Deployment, selector_flops: int) -> Activity:
         """Count what the round did; a round in which nobody was asked costs nothing."""
