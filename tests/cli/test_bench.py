@@ -16,8 +16,7 @@ from fedglimpse.cli import bench
 from fedglimpse.cli.main import app
 from fedglimpse.errors import UserError
 from fedglimpse.runs.experiment import run
-from fedglimpse.runs.profiling import FILE, Profiled
-from fedglimpse.runs.progress import Silent
+from fedglimpse.runs.progress import TRACE, Profiled, Silent
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,7 +110,7 @@ def test_a_trace_holds_the_recorded_rounds(tmp_path: Path) -> None:
         {"rounds": 4, "data.clients": 8, "visibility.cluster_size": 4, "selection.k": 2},
         listener=told,
     )
-    events = json.loads((tmp_path / "r" / FILE).read_text())["traceEvents"]
+    events = json.loads((tmp_path / "r" / TRACE).read_text())["traceEvents"]
     assert any("ProfilerStep#2" in event.get("name", "") for event in events)
     with pytest.raises(UserError, match="rounds=2 is too short for --profile"):
         Profiled(Silent(), tmp_path, rounds=2)

@@ -12,12 +12,10 @@ from typer.testing import CliRunner
 
 from fedglimpse.cli.main import app
 from fedglimpse.config.loading import build, load, read_toml, resolve
-from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.methods.base import Setting, UniformRandom
 from fedglimpse.methods.registry import MODULES
 from fedglimpse.runs.experiment import Stopped, run
-from fedglimpse.runs.trackers import LiveLog, Source
 from fedglimpse.storage.lock import locked
 from fedglimpse.studies.results import load_study
 from fedglimpse.types import Method, Outcome
@@ -176,18 +174,6 @@ def test_a_run_that_learnt_nothing_says_so(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0
     assert "no update was used in any of 2 rounds" in done.output
-
-
-def test_a_tool_that_is_down_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    def down(source: Source) -> Any:
-        raise ConnectionError("nobody answers\nat all")
-
-    log = LiveLog(Config(), None)
-    log.openers = [down]
-    log.begin("fedavg", 0, 2)
-    log.round([{"seed": 0, "round": 0, "accuracy": 0.5}])
-    log.end()
-    assert capsys.readouterr().err.strip().endswith("ConnectionError: nobody answers")
 
 
 def test_where_a_policy_goes_is_checked_before_it_is_learnt(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("a/inner/deep.py", "a.py", "a-b.py", "a0.py", "b/é.txt", "__pycache__/a.pyc"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(name)
-    monkeypatch.setattr(provenance, "HERE", here)
+    monkeypatch.setattr(provenance, "PACKAGE", here)
     _forget()
     yield here
     _forget()

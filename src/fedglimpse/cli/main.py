@@ -39,8 +39,7 @@ from fedglimpse.methods.describe import describe
 from fedglimpse.plugins import users_fault
 from fedglimpse.runs.folder import RunFolder, write_atomically, writing
 from fedglimpse.runs.preflight import Readiness
-from fedglimpse.runs.profiling import Profiled
-from fedglimpse.runs.progress import listener
+from fedglimpse.runs.progress import Profiled, listener
 from fedglimpse.runs.provenance import environment
 from fedglimpse.runs.summary import Estimate
 from fedglimpse.studies.compare import check_target, default_target, markdown, row_of

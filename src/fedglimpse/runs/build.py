@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedglimpse import rng
 from fedglimpse.config.checks import check, check_counts, pick_device
-from fedglimpse.config.schema import Config
+from fedglimpse.config.schema import Config, SketchConfig
 from fedglimpse.data.custom import is_own
 from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.population import Population, build_population, default_proxy_size
@@ -23,12 +23,12 @@ from fedglimpse.federation.devices import Precision, check_precision
 from fedglimpse.federation.models import build_model, head_entries
 from fedglimpse.federation.reports import Sizes
 from fedglimpse.federation.sketches import Scale, build_sketch
+from fedglimpse.federation.sketches import Sketch as Projection
 from fedglimpse.federation.state import Layout
 from fedglimpse.federation.visibility import build_visibility
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
 from fedglimpse.simulation.client_reports import Reporter
-from fedglimpse.simulation.client_reports import Sketch as SketchOfRows
 from fedglimpse.simulation.evaluation import Evaluator, Reward
 from fedglimpse.simulation.trainers.choose import (
     has_convolutions,
@@ -44,18 +44,27 @@ SKETCH_SEED = 0  # shared by every client and every run, so that policies can tr
 
 
 # Runs that agree on these keys can share a world: their clients train in the same batches.
-_SHARED = (
-    "data.name", "data.proxy", "model.", "sketch.", "engine.",
-    "local.optimizer", "local.lr", "local.momentum", "local.weight_decay",
-    "local.batch_size", "local.epochs", "local.augment",
-)  # fmt: skip
+SHARED_KEYS = (
+    "data.name",
+    "data.proxy",
+    "model.",
+    "sketch.",
+    "engine.",
+    "local.optimizer",
+    "local.lr",
+    "local.momentum",
+    "local.weight_decay",
+    "local.batch_size",
+    "local.epochs",
+    "local.augment",
+)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What all lanes share, and all worlds that are built on the same parts.
+    """What the lanes of a world share: data, model, trainer, sketch. Worlds can share it too.
 
-    `config` says so, of which only the keys of `together_key` are read.
+    Of `config`, only the keys of `together_key` are read.
     """
 
     config: Config
@@ -71,11 +80,12 @@ class Parts:
         precision = cast(Precision, config.engine.precision)
         check_precision(device, precision)
         registry.find(config.method)  # an unknown method is noticed before data is loaded
-        return Parts(config, load(config.data.name).to(device), device, precision)
+        dataset = load(config.data.name).to(device)
+        return Parts(config, dataset, device, precision)
 
     @cached_property
     def trainer(self) -> LocalTrainer:
-        """The trainer, which may take long to compile, once."""
+        """The trainer: made once, because compiling it may take long."""
         images = self.dataset.x_train.dim() == 4
         recipe = recipe_of(self.config.local, images)
         examples = Examples(self.dataset.x_train, self.dataset.y_train, recipe.augment)
@@ -83,17 +93,18 @@ class Parts:
         return trainer_of(settings, self.model(0), examples, recipe, self.device, self.precision)
 
     @cached_property
-    def sketch(self) -> SketchOfRows:
+    def sketch(self) -> ParameterSketch:
         """The sketch of parameter rows, whose matrix may be large."""
         return sketch_of(self.config, Layout.of(self.model(0)))
 
     def model(self, seed: int) -> nn.Module:
         """Return a new model with the initial weights of `seed`."""
-        data, settings = self.dataset, self.config.model
+        settings = self.config.model
+        name = settings.name or default_model(self.dataset.name)
+        shape = tuple(self.dataset.x_train.shape[1:])
         with rng.isolated(seed, "model"):
-            shape = tuple(data.x_train.shape[1:])
-            name = settings.name or default_model(data.name)
-            return build_model(name, settings.norm, shape, data.num_classes).to(self.device)
+            model = build_model(name, settings.norm, shape, self.dataset.num_classes)
+            return model.to(self.device)
 
     def start(self, seed: int) -> Tensor:
         """Return the initial state `[d]` of `seed`."""
@@ -106,9 +117,9 @@ class Parts:
         check_counts(config, population.num_clients)
         if int(population.sizes.max()) < 2:
             raise UserError(
-                f"No client holds more than one example, and a batch of one trains nothing: give "
-                f"the {population.num_clients} clients more with data.samples, or have fewer with "
-                "data.clients."
+                f"None of the {population.num_clients} clients has more than one example, and a "
+                "batch of one is skipped: lower data.clients or raise data.samples.",
+                key="data.clients",
             )
         setting = Setting(
             config=config,
@@ -130,13 +141,14 @@ class Parts:
 
 
 def default_model(dataset: str) -> str:
-    """Return the model of a dataset; a user's own data gets the one that takes any shape."""
+    """Return the model of a dataset; custom data get the one that takes any input shape."""
     return "synthetic" if is_own(dataset) else dataset
 
 
 def together_key(config: Config) -> tuple[tuple[str, Any], ...]:
     """Return what runs must agree on to share a world."""
-    return tuple((k, v) for k, v in sorted(config.flat().items()) if k.startswith(_SHARED))
+    items = sorted(config.flat().items())
+    return tuple((key, value) for key, value in items if key.startswith(SHARED_KEYS))
 
 
 def build_world(config: Config | Sequence[Config]) -> World:
@@ -154,42 +166,52 @@ def build_world(config: Config | Sequence[Config]) -> World:
 
 
 def world_of(parts: Parts, configs: Sequence[Config]) -> World:
-    """Build the world of configurations that were checked, on parts that are there already."""
-    config = parts.config
-    pairs = [(other, seed) for other in configs for seed in other.seeds]
-    lanes = [parts.lane(other, seed) for other, seed in pairs]
-    model = parts.model(config.seeds[0])
+    """Build the world of configurations that were checked, on existing parts."""
+    lanes: list[Lane] = []
+    initial_states: list[Tensor] = []
+    for config in configs:
+        for seed in config.seeds:
+            lanes.append(parts.lane(config, seed))
+            initial_states.append(parts.start(seed))
+    model = parts.model(parts.config.seeds[0])
     layout = Layout.of(model)
-    channels_last = parts.device.type == "cpu" and has_convolutions(model)
-    many = many_models(model, parts.dataset.input_shape, parts.device, parts.precision)
-    classes = parts.dataset.num_classes
-    evaluator = Evaluator(model, classes, parts.precision, channels_last, many)
+    evaluator = Evaluator(
+        model,
+        parts.dataset.num_classes,
+        parts.precision,
+        parts.device.type == "cpu" and has_convolutions(model),  # channels last
+        many_models(model, parts.dataset.input_shape, parts.device, parts.precision),
+    )
+    sizes = Sizes(
+        state=layout.size,
+        sketch=parts.config.sketch.size,
+        proxy=len(lanes[0].population.proxy),
+        classes=parts.dataset.num_classes,
+    )
     return World(
         dataset=parts.dataset,
         lanes=lanes,
-        start=torch.stack([parts.start(seed) for _, seed in pairs]),
+        start=torch.stack(initial_states),
         trainer=parts.trainer,
         evaluator=evaluator,
         reporter=Reporter(parts.sketch, layout.num_params, evaluator),
-        costs=CostModel(
-            flops=_flops(parts),
-            sizes=Sizes(
-                state=layout.size,
-                sketch=config.sketch.size,
-                proxy=len(lanes[0].population.proxy),
-                classes=parts.dataset.num_classes,
-            ),
-            epochs=config.local.epochs,
-        ),
+        costs=CostModel(flops=_flops(parts), sizes=sizes, epochs=parts.config.local.epochs),
     )
 
 
-def _check_together(one: Config, other: Config) -> None:
-    for (name, value), (_, found) in zip(together_key(one), together_key(other), strict=True):
-        if value != found:
+def _flops(parts: Parts) -> ModelFlops:
+    two_examples = as_input(parts.dataset.x_train[:2])
+    return ModelFlops.of(parts.model(0), two_examples, parts.dataset.num_classes)
+
+
+def _check_together(first: Config, other: Config) -> None:
+    expected = dict(together_key(first))
+    for key, value in together_key(other):
+        if value != expected[key]:
             raise UserError(
-                f"Runs with {name}={value!r} and {name}={found!r} cannot share a world: run them "
-                "apart."
+                f"Runs with {key}={expected[key]!r} and {key}={value!r} cannot share a world: run "
+                "them separately.",
+                key=key,
             )
 
 
@@ -199,6 +221,9 @@ def population_of(config: Config, dataset: Dataset, seed: int) -> Population:
     partition = data.partition
     if partition == "label_skew" and not data.exact_classes:
         partition = "shards"
+    proxy_size = data.proxy
+    if proxy_size < 0:
+        proxy_size = default_proxy_size(len(dataset.y_train))
     return build_population(
         dataset,
         partition=partition,
@@ -207,7 +232,7 @@ def population_of(config: Config, dataset: Dataset, seed: int) -> Population:
         classes_per_client=data.classes_per_client,
         equal_size=data.equal_size,
         min_size=data.min_size,
-        proxy_size=data.proxy if data.proxy >= 0 else default_proxy_size(len(dataset.y_train)),
+        proxy_size=proxy_size,
         proxy_source=data.proxy_source,  # type: ignore[arg-type]
         seed=seed,
         samples=data.samples,
@@ -216,40 +241,51 @@ def population_of(config: Config, dataset: Dataset, seed: int) -> Population:
 
 def visibility_of(config: Config, num_clients: int) -> Visibility:
     """Build the visibility pattern of `visibility.*`."""
-    v = config.visibility
+    settings = config.visibility
     return build_visibility(
-        v.kind,
+        settings.kind,
         num_clients,
-        cluster_size=v.cluster_size,
-        p=v.p,
-        overlap=v.overlap,
-        p_on=v.p_on,
-        p_off=v.p_off,
-        trace=v.trace,
-        round_seconds=v.round_seconds,
-        trace_devices=v.trace_devices,
+        cluster_size=settings.cluster_size,
+        p=settings.p,
+        overlap=settings.overlap,
+        p_on=settings.p_on,
+        p_off=settings.p_off,
+        trace=settings.trace,
+        round_seconds=settings.round_seconds,
+        trace_devices=settings.trace_devices,
     )
 
 
-def sketch_of(config: Config, layout: Layout) -> SketchOfRows:
-    """Return the sketch of parameter rows, made when first used."""
-    entries = head_entries(layout) if config.sketch.parameters == "head" else layout.params
-    index = torch.cat([torch.arange(e.start, e.stop) for e in entries])
-    start, stop, size = entries[0].start, entries[-1].stop, len(index)
-    made: list[SketchOfRows] = []
+class ParameterSketch:
+    """The sketch of parameter rows `[..., parameters]`. Its matrix is drawn on first use."""
 
-    def sketch(rows: Tensor) -> Tensor:
-        if not made:
-            kind, scale = config.sketch.kind, cast(Scale, config.sketch.scale)
-            width = config.sketch.size
-            made.append(build_sketch(kind, size, width, SKETCH_SEED, scale=scale, cached=True))
-        one_stretch = size == stop - start
-        return made[0](rows[..., start:stop] if one_stretch else rows[..., index.to(rows.device)])
+    def __init__(self, settings: SketchConfig, layout: Layout) -> None:
+        self.settings = settings
+        entries = head_entries(layout) if settings.parameters == "head" else layout.params
+        self.start = entries[0].start
+        self.stop = entries[-1].stop
+        self.index = torch.cat([torch.arange(e.start, e.stop) for e in entries])
+        self.contiguous = len(self.index) == self.stop - self.start
 
-    return sketch
+    @cached_property
+    def projection(self) -> Projection:
+        """The projection of the sketched parameters."""
+        return build_sketch(
+            self.settings.kind,
+            len(self.index),
+            self.settings.size,
+            SKETCH_SEED,
+            scale=cast(Scale, self.settings.scale),
+            cached=True,
+        )
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return sketches `[..., D]`."""
+        if self.contiguous:
+            return self.projection(rows[..., self.start : self.stop])
+        return self.projection(rows[..., self.index.to(rows.device)])
 
 
-def _flops(parts: Parts) -> ModelFlops:
-    return ModelFlops.of(
-        parts.model(0), as_input(parts.dataset.x_train[:2]), parts.dataset.num_classes
-    )
+def sketch_of(config: Config, layout: Layout) -> ParameterSketch:
+    """Return the sketch of parameter rows."""
+    return ParameterSketch(config.sketch, layout)

@@ -131,7 +131,7 @@ def _run_all(
         except Exception as error:
             if _of_users_code(error):
                 for folder in pack:
-                    folder.let_mend()
+                    folder.allow_code_change()
             raise
     return [part.result(world) for part in parts]
 

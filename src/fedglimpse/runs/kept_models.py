@@ -1,7 +1,7 @@
 """Global models that a run kept on its way: `RUN/models/round-000010.pt`, one row for each lane.
 
-The file of round t holds the models that round t started from, so that it belongs to the visible
-and selected clients of record t. The last file is the final model.
+The file of round t holds the models that round t started from, so it belongs to the visible and
+selected clients of record t. The last file is the final model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import writing
 
 FOLDER = "models"
-_NAME = re.compile(r"round-(\d{6,})\.pt")
+FILE_NAME = re.compile(r"round-(\d{6,})\.pt")
 
 
 def save_models(run: Path, round_num: int, states: Tensor) -> Path:
@@ -24,7 +24,7 @@ def save_models(run: Path, round_num: int, states: Tensor) -> Path:
 
     Args:
         run: the run folder.
-        round_num: rounds played so far.
+        round_num: rounds finished so far.
         states: one for each lane of the run.  # [R, d]
     """
     path = run / FOLDER / f"round-{round_num:06d}.pt"
@@ -37,9 +37,13 @@ def save_models(run: Path, round_num: int, states: Tensor) -> Path:
 
 
 def kept_models(run: Path) -> dict[int, Path]:
-    """Return the files of kept models by round, in order; empty where none were kept."""
-    found = [(_NAME.fullmatch(path.name), path) for path in (run / FOLDER).glob("round-*.pt")]
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    """Return the files of kept models by round, in order; empty if there are none."""
+    by_round: dict[int, Path] = {}
+    for path in (run / FOLDER).glob("round-*.pt"):
+        match = FILE_NAME.fullmatch(path.name)
+        if match:
+            by_round[int(match[1])] = path
+    return dict(sorted(by_round.items()))
 
 
 def load_models(path: Path) -> Tensor:
@@ -47,9 +51,11 @@ def load_models(path: Path) -> Tensor:
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise UserError(
-            f"{path} cannot be read ({type(error).__name__}): delete it to go on without it."
-        ) from None
+        raise _damaged(path, type(error).__name__) from None
     if not isinstance(states, Tensor) or states.dim() != 2:
-        raise UserError(f"{path} holds no table of model states: delete it to go on without it.")
+        raise _damaged(path, "it holds no table of model states")
     return states
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"{path} is damaged ({reason}): delete it to continue without it.")

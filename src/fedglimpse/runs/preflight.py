@@ -1,4 +1,4 @@
-"""Whether a configuration can be run: all that can be known before the first round."""
+"""Whether a configuration can be run: everything that can be checked before the first round."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from fedglimpse.runs.experiment import check_policy
 from fedglimpse.runs.trackers import LiveLog
 from fedglimpse.simulation.trainers.choose import check_trainer
 
-STAND_IN = (30, 10, 1000)  # clients, classes and parameters, where the data lies elsewhere
+# A federation to try a method on when the run's data are on another machine.
+ASSUMED_CLIENTS = 30
+ASSUMED_CLASSES = 10
+ASSUMED_PARAMS = 1000
 
 
 class Readiness:
-    """Tries configurations out, up to their first round; data is loaded once."""
+    """Checks configurations as far as their first round; each dataset is loaded once."""
 
     def __init__(self, here: bool = True) -> None:
-        """Say where they will be run.
+        """Say where the configurations will run.
 
         Args:
-            here: on this machine, so that its device, data and packages are looked at too.
+            here: on this machine, so its device, data and packages are checked too.
         """
         self.here = here
-        self._data: dict[str, Dataset] = {}
+        self._datasets: dict[str, Dataset] = {}
 
     def check(self, config: Config) -> None:
         """Raise UserError for a configuration that cannot be run; nothing is written."""
@@ -43,28 +46,37 @@ class Readiness:
         device = pick_device(config.engine.device)
         check_precision(device, cast(Precision, config.engine.precision))
         registry.find(config.method)
-        LiveLog(config, None)
-        name = config.data.name
-        if name not in self._data:
-            self._data[name] = sources.load(name)
-        parts = Parts(config, self._data[name], torch.device("cpu"), "fp32")
+        LiveLog(config, None)  # checks that the packages of `log.*` are installed
+        parts = Parts(config, self._dataset(config.data.name), torch.device("cpu"), "fp32")
         try:
-            model, shape = parts.model(config.seeds[0]), parts.dataset.input_shape
-            check_trainer(config.engine.trainer, model, shape, device)
+            model = parts.model(config.seeds[0])
+            check_trainer(config.engine.trainer, model, parts.dataset.input_shape, device)
             lane = parts.lane(config, config.seeds[0])
         except UserError:
             raise
         except Exception as error:
             raise UserError(
-                f"method={config.method} cannot be built ({reason_of(error)}): mend it or leave "
-                "it out."
+                f"method={config.method} cannot be built ({reason_of(error)}): fix it or leave it "
+                "out.",
+                key="method",
             ) from error
         check_policy(config, [lane])
 
+    def _dataset(self, name: str) -> Dataset:
+        if name not in self._datasets:
+            self._datasets[name] = sources.load(name)
+        return self._datasets[name]
+
 
 def _check_method(config: Config) -> None:
-    """Build a method for a federation that stands in for its own; a policy is not looked for."""
-    clients, classes, params = STAND_IN
-    sizes = torch.ones(config.data.clients or clients).long()
-    if not config.agent.load:
-        registry.build(config.method, Setting(config, config.seeds[0], sizes, classes, params))
+    """Build a method for an assumed federation. A policy file may be on the other machine."""
+    if config.agent.load:
+        return
+    setting = Setting(
+        config=config,
+        seed=config.seeds[0],
+        sizes=torch.ones(config.data.clients or ASSUMED_CLIENTS).long(),
+        num_classes=ASSUMED_CLASSES,
+        num_params=ASSUMED_PARAMS,
+    )
+    registry.build(config.method, setting)

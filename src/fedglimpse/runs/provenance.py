@@ -1,16 +1,14 @@
-"""What a result was made with: the code, the versions, the machine.
+"""What a result was made with: the code, the versions, the machine, and the files it read.
 
-`tree` is the name that git itself has for the folder of the package, worked out from its files: a
-checkout, an installed copy and one without a repository give the same, and code that was never
-committed has a name that no commit has. The commits whose code it is:
+`tree` is git's own name of the package folder, computed from its files. A checkout, an installed
+copy and a copy without a repository give the same name; code that was never committed has a name
+that no commit has. To find the commits with the code TREE:
 
     for c in $(git log --format=%H -- src/fedglimpse); do
         test "$(git rev-parse $c:src/fedglimpse)" = TREE && echo $c; done
 
-What a run reads besides its configuration and code: whether it is still what it was.
-
-A user's own data, the files of a visibility trace and a policy that was loaded are noted in
-environment.json as checksums, so that no run goes on with others in the middle.
+Checksums of a user's own data, of the files of a visibility trace and of a loaded policy go into
+environment.json, so that no run is resumed with other inputs.
 """
 
 from __future__ import annotations
@@ -29,9 +27,13 @@ import torch
 from fedglimpse.data.custom import checksum_of
 from fedglimpse.version import VERSION
 
-SOURCE, EARLIER = "source", "earlier_sources"  # entries of environment.json
-HERE = Path(__file__).parents[1]  # the package
-MADE = ("__pycache__",)  # beside the code, not of it
+SOURCE = "source"  # entries of environment.json
+EARLIER = "earlier_sources"
+INPUTS = "inputs"
+
+PACKAGE = Path(__file__).parents[1]
+GENERATED = ("__pycache__",)  # folders that are not part of the code
+FILE_KEYS = ("visibility.trace", "visibility.trace_devices", "agent.load")  # keys that name a file
 
 
 def environment() -> dict[str, Any]:
@@ -50,71 +52,70 @@ def environment() -> dict[str, Any]:
 
 
 def code() -> dict[str, str]:
-    """Return which code this is, by its files and by the commit that is checked out."""
+    """Return which code this is: the name of its files, and the commit that is checked out."""
     return {SOURCE: tree(), "commit": commit()}
 
 
-def earlier_sources(there: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the entry on other code that played rounds of a run which now goes on.
+def earlier_sources(stored: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the entry on other code that ran earlier rounds of a run that is now resumed.
 
     Args:
-        there: environment.json as the run was left; from before there were such entries, nothing
-            is known.
+        stored: environment.json of the run; older files say nothing about the code.
     """
-    earlier = there.get(EARLIER)
-    played = [*(earlier if isinstance(earlier, list) else []), there.get(SOURCE)]
-    others = [one for one in played if isinstance(one, str) and one != tree()]
-    return {EARLIER: list(dict.fromkeys(others))} if others else {}
+    earlier = stored.get(EARLIER)
+    candidates = list(earlier) if isinstance(earlier, list) else []
+    candidates.append(stored.get(SOURCE))
+    others: list[str] = []
+    for source in candidates:
+        if isinstance(source, str) and source != tree() and source not in others:
+            others.append(source)
+    return {EARLIER: others} if others else {}
 
 
 @lru_cache(maxsize=1)
 def tree() -> str:
-    """Return git's name of the package's folder, as it was when it was first asked for.
-
-    "unknown" where the files cannot be read.
-    """
+    """Return git's name of the package folder at the first call; "unknown" if it is unreadable."""
     try:
-        return _folder(HERE).hex()
+        return _tree_hash(PACKAGE).hex()
     except OSError:
         return "unknown"
 
 
 @lru_cache(maxsize=1)
 def commit() -> str:
-    """Return the commit that is checked out, "-dirty" if the package is not as it has it.
+    """Return the commit that is checked out, with "-dirty" if the package differs from it.
 
-    "unknown" where the package is no part of a repository.
+    "unknown" if the package is not part of a repository.
     """
     committed = _git("rev-parse", "HEAD:./")
     if not committed:
         return "unknown"
-    return _git("rev-parse", "--short", "HEAD") + ("" if committed == tree() else "-dirty")
+    name = _git("rev-parse", "--short", "HEAD")
+    return name if committed == tree() else f"{name}-dirty"
 
 
-def _folder(path: Path) -> bytes:
-    """Return the hash of a tree object: its files and folders, sorted as git sorts them."""
-    entries = {}
+def _tree_hash(path: Path) -> bytes:
+    """Return git's hash of a folder. Git sorts entries as if names of folders ended in a slash."""
+    entries: dict[bytes, bytes] = {}
     for child in path.iterdir():
-        if child.is_dir():
-            if child.name not in MADE:
-                entries[child.name + "/"] = b"40000", _folder(child)
-        else:
-            entries[child.name] = b"100644", _hash(b"blob", child.read_bytes())
-    rows = (
-        kind + b" " + name.rstrip("/").encode() + b"\0" + found
-        for name, (kind, found) in sorted(entries.items(), key=lambda entry: entry[0].encode())
-    )
-    return _hash(b"tree", b"".join(rows))
+        name = child.name.encode()
+        if not child.is_dir():
+            digest = _object_hash(b"blob", child.read_bytes())
+            entries[name] = b"100644 " + name + b"\0" + digest
+        elif child.name not in GENERATED:
+            entries[name + b"/"] = b"40000 " + name + b"\0" + _tree_hash(child)
+    content = b"".join(entries[name] for name in sorted(entries))
+    return _object_hash(b"tree", content)
 
 
-def _hash(kind: bytes, content: bytes) -> bytes:
-    head = kind + b" %d\0" % len(content)
-    return hashlib.sha1(head + content, usedforsecurity=False).digest()
+def _object_hash(kind: bytes, content: bytes) -> bytes:
+    header = kind + b" %d\0" % len(content)
+    return hashlib.sha1(header + content, usedforsecurity=False).digest()
 
 
-def _git(*words: str) -> str:
-    """Return what git answers about the package's folder; nothing where it cannot."""
-    command = ["git", "-C", str(HERE), *words]
+def _git(*arguments: str) -> str:
+    """Return git's answer about the package folder; empty if it has none."""
+    command = ["git", "-C", str(PACKAGE), *arguments]
     try:
         answer = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     except OSError:
@@ -122,43 +123,41 @@ def _git(*words: str) -> str:
     return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
-INPUTS = "inputs"  # entry of environment.json
-FILES = ("visibility.trace", "visibility.trace_devices", "agent.load")  # keys that name a file
-
-
 def inputs_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of environment.json: key -> checksum of what it leads to.
+    """Return the entry of environment.json on a run's inputs: key -> checksum.
 
     Args:
-        config: every dotted key; where nothing outside is read there is no entry.
+        config: every dotted key; without inputs there is no entry.
     """
-    found = _checksums(config)
-    return {INPUTS: found} if found else {}
+    checksums = _checksums(config)
+    return {INPUTS: checksums} if checksums else {}
 
 
-def changed_input(there: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return `key=value` of what is not what it was when a run began, or nothing.
+def changed_input(stored: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the key whose data or file changed since a run began; empty if none did.
 
     Args:
-        there: environment.json of the run; what it has no entry of is as it was.
+        stored: environment.json of the run; what it has no entry for counts as unchanged.
         config: every dotted key of the run.
     """
-    known = there.get(INPUTS)
-    if not isinstance(known, Mapping):
+    stored_checksums = stored.get(INPUTS)
+    if not isinstance(stored_checksums, Mapping):
         return ""
-    now = _checksums(config)
-    changed = (key for key, value in now.items() if known.get(key, value) != value)
-    return next((f"{key}={config[key]}" for key in changed), "")
+    for key, checksum in _checksums(config).items():
+        if stored_checksums.get(key, checksum) != checksum:
+            return key
+    return ""
 
 
 def _checksums(config: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    if (data := checksum_of(str(config["data.name"]))) is not None:
-        found["data.name"] = f"{data:08x}"
-    for key in FILES:
+    checksums: dict[str, str] = {}
+    data_checksum = checksum_of(str(config["data.name"]))
+    if data_checksum is not None:
+        checksums["data.name"] = f"{data_checksum:08x}"
+    for key in FILE_KEYS:
         if key == "agent.load" and config["agent.save"]:
-            continue  # it may be the file that the run itself writes at its end
+            continue  # the run itself may overwrite this file at its end
         path = Path(str(config[key] or ""))
         if config[key] and path.is_file():
-            found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            checksums[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return checksums

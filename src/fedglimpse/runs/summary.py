@@ -1,28 +1,29 @@
-"""Student's t: how wide an interval of few values is, and how rare a mean is by luck.
+"""What a finished run amounts to: final accuracy over seeds with its interval, and its costs.
 
-From `scipy.special`, because importing `scipy.stats` takes every command another half second.
-
-What a finished run amounts to: final accuracy over seeds, and what it cost.
+Student's t is from `scipy.special`: importing `scipy.stats` takes every command half a second.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
 from scipy.special import stdtr, stdtrit
 
+LAST_ROUNDS = 50  # the paper's: accuracy is the mean over the last 50 rounds
+COSTS = ("uplink_bytes", "downlink_bytes", "client_flops", "server_flops")
+
 
 def half_width(error: float, freedom: float, level: float = 0.05) -> float:
-    """Return half of the interval of a mean, the 95 % one unless said otherwise.
+    """Return half the width of the confidence interval of a mean, by default the 95 % one.
 
     Args:
         error: standard error of the mean.
         freedom: degrees of freedom; need not be whole.
-        level: how often it may miss.
+        level: how often the interval may miss.
     """
     return float(stdtrit(freedom, 1 - level / 2)) * error
 
@@ -30,10 +31,6 @@ def half_width(error: float, freedom: float, level: float = 0.05) -> float:
 def p_of_zero(mean: float, error: float, freedom: float) -> float:
     """Return the two-sided p-value of a mean of zero, for a standard error above zero."""
     return 2 * float(stdtr(freedom, -abs(mean) / error))
-
-
-LAST_ROUNDS = 50  # the paper's: accuracy is the mean over the last 50 rounds
-COSTS = ("uplink_bytes", "downlink_bytes", "client_flops", "server_flops")
 
 
 @dataclass(frozen=True)
@@ -68,30 +65,41 @@ def final_window(rounds: int) -> int:
 
 def summarise(records: Sequence[dict[str, Any]], rounds: int) -> dict[str, Any]:
     """Return the summary of a run, one entry for each seed and estimates over seeds."""
-    seeds = list(dict.fromkeys(r["seed"] for r in records))
-    each = {seed: _one_seed([r for r in records if r["seed"] == seed], rounds) for seed in seeds}
-    final = Estimate.of([entry["final_accuracy"] for entry in each.values()])
+    records_of_seed: dict[int, list[dict[str, Any]]] = {}
+    for record in records:
+        records_of_seed.setdefault(record["seed"], []).append(record)
+    seeds: dict[str, dict[str, Any]] = {}
+    for seed, seed_records in records_of_seed.items():
+        seeds[str(seed)] = _summary_of_seed(seed_records, rounds)
     return {
         "rounds": rounds,
         "final_over_rounds": final_window(rounds),
-        "final_accuracy": vars(final),
-        "final_macro_f1": vars(Estimate.of([e["final_macro_f1"] for e in each.values()])),
-        "costs": {name: mean(entry[name] for entry in each.values()) for name in COSTS},
-        "seconds": sum(r["seconds"] for r in records),
-        "seeds": {str(seed): entry for seed, entry in each.items()},
+        "final_accuracy": vars(Estimate.of(_column(seeds.values(), "final_accuracy"))),
+        "final_macro_f1": vars(Estimate.of(_column(seeds.values(), "final_macro_f1"))),
+        "costs": {name: mean(_column(seeds.values(), name)) for name in COSTS},
+        "seconds": sum(_column(records, "seconds")),
+        "seeds": seeds,
     }
 
 
-def _one_seed(records: Sequence[dict[str, Any]], rounds: int) -> dict[str, Any]:
-    scored = [r for r in records if r["accuracy"] is not None]
+def _summary_of_seed(records: Sequence[dict[str, Any]], rounds: int) -> dict[str, Any]:
     first = rounds - final_window(rounds)
-    last = [r for r in scored if r["round"] >= first]
-    return {
-        "final_accuracy": mean(r["accuracy"] for r in last),
-        "final_macro_f1": mean(r["macro_f1"] for r in last),
-        "final_std_over_rounds": stdev(r["accuracy"] for r in last) if len(last) > 1 else None,
-        "final_reward": mean(r["reward"] for r in records if r["round"] >= first),
-        "best_accuracy": max(r["accuracy"] for r in scored),
-        "rejected_updates": sum(len(r["rejected"]) for r in records),
-        **{name: sum(r[name] for r in records) for name in COSTS},
+    scored = [record for record in records if record["accuracy"] is not None]
+    last = [record for record in records if record["round"] >= first]
+    last_scored = [record for record in scored if record["round"] >= first]
+    accuracies = _column(last_scored, "accuracy")
+    summary = {
+        "final_accuracy": mean(accuracies),
+        "final_macro_f1": mean(_column(last_scored, "macro_f1")),
+        "final_std_over_rounds": stdev(accuracies) if len(accuracies) > 1 else None,
+        "final_reward": mean(_column(last, "reward")),
+        "best_accuracy": max(_column(scored, "accuracy")),
+        "rejected_updates": sum(len(record["rejected"]) for record in records),
     }
+    for name in COSTS:
+        summary[name] = sum(_column(records, name))
+    return summary
+
+
+def _column(rows: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.runs.folder import matters, run_identity
+from fedglimpse.runs.folder import affects_results, run_identity
 from fedglimpse.studies.report.analysis import Results, analyse
 from fedglimpse.studies.report.published import read_paper
 from fedglimpse.studies.results import Cell, Study, load_study
@@ -138,5 +138,5 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _departures(run: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterable[str]:
     for key, value in run.items():
-        if key in planned and planned[key] != value and matters(key, value):
+        if key in planned and planned[key] != value and affects_results(key, value):
             yield f"`{key}` {value} (file: {planned[key]})"
