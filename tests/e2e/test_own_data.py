@@ -17,6 +17,7 @@ from fedglimpse.data import sources
 from fedglimpse.errors import UserError
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.experiment import Stopped, run
+from mistakes import mistake
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -211,9 +212,7 @@ def test_a_run_does_not_go_on_with_other_data(here: Path) -> None:
     (here / "scale.txt").write_text("2")
     done = call(here, "run", "--out", "scaled", "--resume", "-q")
     assert done.returncode == 2
-    assert (
-        "data.name=own_data:scaled leads to something else than when this run began" in done.stderr
-    )
+    assert "data.name" in done.stderr
     (here / "scale.txt").write_text("1")
     done = call(here, "run", "--out", "scaled", "--resume", "-q")
     assert done.returncode == 0, done.stderr
@@ -227,7 +226,7 @@ def test_nor_with_another_trace(here: Path) -> None:
     with pytest.raises(Stopped):
         run({**SMALL, **keys}, "traced", should_stop=lambda: next(stops))
     (here / "trace.csv").write_text(trace.replace("99999", "88888"))
-    with pytest.raises(UserError, match=r"visibility\.trace=trace\.csv leads to something else"):
+    with mistake("visibility.trace"):
         run({**SMALL, **keys}, "traced", resume=True)
 
 
@@ -295,7 +294,7 @@ def test_nor_with_another_policy(here: Path) -> None:
     with pytest.raises(Stopped):
         run(keys, "loaded", should_stop=lambda: next(stops))
     (here / "policy-1.pt").rename(here / "policy.pt")
-    with pytest.raises(UserError, match=r"agent\.load=policy\.pt leads to something else"):
+    with mistake("agent.load"):
         run(keys, "loaded", resume=True)
 
 

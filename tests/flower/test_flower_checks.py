@@ -149,7 +149,7 @@ def test_a_run_on_devices_is_not_continued_in_the_simulator(tmp_path: Path) -> N
         file.write('{"round": 2}\n')  # ahead of the checkpoint
     there = contents(out)
     for resume in (True, False):
-        with pytest.raises(UserError, match="holds a run on devices: continue it with its Flower"):
+        with pytest.raises(UserError, match="holds a run on devices"):
             experiment.run(settings, out, resume=resume)
     assert contents(out) == there
     (out / "clients.json").unlink()  # then its checkpoint tells

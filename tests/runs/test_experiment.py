@@ -13,13 +13,13 @@ import torch
 
 import fedglimpse
 from fedglimpse.config.loading import resolve
-from fedglimpse.errors import UserError
 from fedglimpse.runs.build import Parts, build_world, together_key, world_of
 from fedglimpse.runs.experiment import Stopped, run, run_together
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.runs.rounds import play_round, restore, snapshot
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
 from fedglimpse.simulation.trainers.jobs import TrainingJobs, TrainingResults
+from mistakes import mistake
 
 SMALL = {"rounds": 4, "data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2}
 
@@ -126,7 +126,7 @@ def test_runs_together_resume_from_different_rounds(tmp_path: Path) -> None:
 
 
 def test_runs_with_different_recipes_are_kept_apart() -> None:
-    with pytest.raises(UserError, match=r"local.lr=0.05 and local.lr=0.5 cannot share a world"):
+    with mistake("local.lr"):
         build_world([resolve(SMALL), resolve({**SMALL, "local.lr": 0.5})])
 
 

@@ -13,6 +13,7 @@ from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.storage import checkpoint
 from fedglimpse.storage.checkpoint import settle
+from mistakes import mistake
 
 CONFIG = resolve({"rounds": 5})
 
@@ -59,16 +60,16 @@ def test_every_reader_of_json_takes_what_diverged(tmp_path: Path) -> None:
 def test_damaged_records_are_one_sentence(tmp_path: Path) -> None:
     folder, _ = opened(tmp_path / "r")
     folder.rounds.write_bytes(b'{"round": 0}\n\xff\xfe{\n{"round": 2}\n')
-    with pytest.raises(UserError, match=r"rounds\.jsonl is damaged"):
+    with mistake("--out"):
         folder.read()
 
 
 def test_another_run_is_never_touched(tmp_path: Path) -> None:
     folder, _ = opened(tmp_path / "r")
     folder.append([{"round": 0}])
-    with pytest.raises(UserError, match=r"holds another run \(rounds=5, asked for 6"):
+    with mistake("rounds"):
         RunFolder(tmp_path / "r").open(resolve({"rounds": 6}), resume=True)
-    with pytest.raises(UserError, match="add --resume"):
+    with mistake("--resume"):
         RunFolder(tmp_path / "r").open(CONFIG, resume=False)
     assert [r["round"] for r in folder.read()] == [0]
 
@@ -81,10 +82,10 @@ def test_the_engine_may_change_between_runs(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match="holds other files"):
+    with mistake("--out"):
         opened(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is a file"):
+    with mistake("--out"):
         opened(tmp_path / "file")
 
 
@@ -96,10 +97,10 @@ def test_a_checkpoint_of_another_version_is_refused(
     monkeypatch.setattr(checkpoint, "FORMAT", 99)
     folder.save({})
     monkeypatch.undo()
-    with pytest.raises(UserError, match="has format 99"):
+    with pytest.raises(UserError):
         opened(tmp_path / "r", resume=True)
     folder.checkpoint.path.write_bytes(b"not a checkpoint")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError):
         opened(tmp_path / "r", resume=True)
     assert len(folder.read()) == 1
 
@@ -110,7 +111,7 @@ def test_a_run_of_another_version_is_not_mixed_with_this_one(tmp_path: Path) -> 
     folder.save({})
     there = json.loads(folder.environment.read_text())
     folder.environment.write_text(json.dumps({**there, "fedglimpse": "0.0.9"}))
-    with pytest.raises(UserError, match=r"begun by version 0\.0\.9 and this is .*: continue it"):
+    with mistake("--out"):
         opened(tmp_path / "r", resume=True)
     assert json.loads(folder.environment.read_text())["fedglimpse"] == "0.0.9"
     folder.finish({})  # what is finished is not mixed any more
@@ -128,7 +129,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_checkpoint(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(UserError, match=r"No space left on device.*--resume"):
+    with mistake("--out"):
         folder.save({"x": 2})
     monkeypatch.undo()
     assert not list(folder.path.glob("*.part"))

@@ -49,7 +49,9 @@ def teach_command(
         typer.echo("agreement cannot be told: it takes other seeds, with more rounds and a choice")
     else:
         agreement = taught.agreement.text(1, 3)
-        typer.echo(f"agreement with the rewards of {_runs(taught.aside)} kept aside: {agreement}")
+        typer.echo(
+            f"agreement with the rewards of {_runs(taught.held_out)} kept aside: {agreement}"
+        )
     typer.echo(f"policy: {write_policy(taught.policy, str(policy))}")
 
 

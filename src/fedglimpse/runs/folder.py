@@ -311,7 +311,7 @@ def run_identity(config: Mapping[str, Any]) -> str:
 
 
 def affects_results(key: str, value: Any) -> bool:
-    """True for keys that results depend on, which excludes names of presets that only set values."""
+    """True for keys that results depend on. The name of a preset that only sets values is none."""
     if key == "preset" and value in VALUES_ALONE:
         return False
     return not key.startswith(FREE_TO_CHANGE)

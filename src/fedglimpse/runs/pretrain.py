@@ -1,8 +1,8 @@
-"""A policy taught by many simulated federations, for one that is to come.
+"""Pretraining (`fedglimpse teach`): one policy from many simulated federations, for a new one.
 
-Federations are played side by side with choices drawn by lot, and one Q-network learns from all
-they remember (`agent/school.py`). A few of them are kept aside: on these the network is asked what
-it learnt.
+The federations run side by side with random selections, and one Q-network learns from everything
+they remember (`agent/school.py`). A few of them are held out: on these, the values of the network
+are compared with the rewards that were observed.
 """
 
 from __future__ import annotations
@@ -25,52 +25,55 @@ from fedglimpse.runs.rounds import crew_of, play_round
 from fedglimpse.runs.summary import Estimate
 from fedglimpse.simulation.world import Lane
 
-METHOD = "glimpse"  # the method whose agent is taught
-ASIDE = 8  # one seed of so many is kept aside, and one of fewer
+METHOD = "glimpse"  # the method whose agent is pretrained
+HELD_OUT_EVERY = 8  # of so many seeds one is held out, and one of fewer
 
 
 @dataclass(frozen=True)
 class Taught:
-    """What came of teaching."""
+    """A pretrained policy and how well it fits."""
 
     policy: dict[str, Any]  # as `agent.save` writes it
-    runs: int  # that taught
-    rounds: int  # of all of them
+    runs: int  # that it was trained on
+    rounds: int  # of all of these
     td_loss: float  # mean over the last tenth of the lessons
-    aside: int  # runs that were kept aside, and could be asked
-    agreement: Estimate | None  # over these
+    held_out: int  # runs that were held out and are long enough to compare with
+    agreement: Estimate | None  # with the rewards of the runs that were held out
 
 
 def teach(configs: Sequence[Config], lessons: int, listener: Listener | None = None) -> Taught:
-    """Play federations by lot and teach one network by all of them.
+    """Run federations with random selections and train one network on all of them.
 
     Args:
-        configs: of federations that can share a world, with the same agent; one for each seed.
-        lessons: mini-batches to learn from.
-        listener: told about every round that is played.
+        configs: federations that can share a world, with the same agent; one for each seed.
+        lessons: mini-batches to train on.
+        listener: follows the rounds, then the lessons.
 
     Raises:
-        UserError: for settings that cannot be taught, before anything is played.
+        UserError: for settings that do not allow pretraining, before anything runs.
     """
-    for config in configs:
+    for i, config in enumerate(configs):
         check(config, configs[0])
-    if any(config in configs[:i] for i, config in enumerate(configs)):
-        raise UserError("Two of the federations are the same in every setting: leave one out.")
+        if config in configs[:i]:
+            raise UserError(
+                "Two federations have the same settings: leave one --also out.", key="--also"
+            )
     if lessons < 1:
-        raise UserError(f"{lessons} lessons teach nothing: take 1 or more, such as 6000.")
-    world = build_world([by_lot(config) for config in configs])
-    lanes, rounds = list(world.lanes), configs[0].rounds
+        raise UserError(f"--lessons {lessons} must be 1 or more, such as 6000.", key="--lessons")
+    world = build_world([exploring(config) for config in configs])
+    lanes = list(world.lanes)
+    rounds = configs[0].rounds
     listener = listener or Silent()
     crew = crew_of(world)
-    with _telling(listener, f"{len(lanes)} runs", rounds):
+    with _progress(listener, f"{len(lanes)} runs", rounds):
         for _ in range(rounds):
             listener.round(play_round(world, False, crew))
-    with _telling(listener, "lessons", lessons):
-        return _learn(configs[0], lanes, lessons, lambda: listener.round([]))
+    with _progress(listener, "lessons", lessons):
+        return _train(configs[0], lanes, lessons, lambda: listener.round([]))
 
 
 @contextmanager
-def _telling(listener: Listener, name: str, total: int) -> Iterator[None]:
+def _progress(listener: Listener, name: str, total: int) -> Iterator[None]:
     listener.begin(name, 0, total)
     try:
         yield
@@ -78,102 +81,115 @@ def _telling(listener: Listener, name: str, total: int) -> Iterator[None]:
         listener.end()
 
 
-def _learn(
-    config: Config, lanes: Sequence[Lane], lessons: int, after: Callable[[], None]
+def _train(
+    config: Config, lanes: Sequence[Lane], lessons: int, after_lesson: Callable[[], None]
 ) -> Taught:
-    """Teach a new agent by what the agents of the lanes remember."""
-    kept = kept_aside([lane.seed for lane in lanes])
-    teachers = School([_agent(lane) for lane in lanes if lane.seed not in kept])
+    """Train a new agent on what the agents of the lanes remember."""
+    held_out_seeds = held_out([lane.seed for lane in lanes])
+    training_agents: list[Agent] = []
+    held_out_agents: list[Agent] = []
+    for lane in lanes:
+        agent = cast(GlimpseSelector, lane.method.selector).agent
+        agents = held_out_agents if lane.seed in held_out_seeds else training_agents
+        agents.append(agent)
+    teachers = School(training_agents)
     if not len(teachers.places):
         raise UserError(
-            "In no round an update was used, so there is nothing to learn from: clients were too "
-            "few (visibility.min_visible) or diverged (local.lr)."
+            "No update was used in any round, so there is nothing to learn from: too few clients "
+            "were visible (visibility.min_visible) or they diverged (local.lr).",
+            key="local.lr",
         )
-    seed = config.seeds[0]
     pupil = Agent(
         config.agent,
         sketch_dim=config.sketch.size,
         num_classes=lanes[0].population.dataset.num_classes,
-        seed=seed,
+        seed=config.seeds[0],
         device=str(teachers.device),
     )
-    losses = teachers.teach(pupil, lessons, seed, after)
-    td_loss = mean(losses[-max(lessons // 10, 1) :])
+    losses = teachers.teach(pupil, lessons, config.seeds[0], after_lesson)
+    last_tenth = losses[-max(lessons // 10, 1) :]
+    td_loss = mean(last_tenth)
     if not math.isfinite(td_loss):
-        raise UserError(f"The lessons diverged, TD loss {td_loss}: take a smaller agent.lr.")
-    found = (
-        School([_agent(lane) for lane in lanes if lane.seed in kept]).agreement(pupil)
-        if kept
-        else []
-    )
+        raise UserError(
+            f"Training diverged (TD loss {td_loss}): lower agent.lr={config.agent.lr}.",
+            key="agent.lr",
+        )
+    agreements = School(held_out_agents).agreement(pupil) if held_out_agents else []
     return Taught(
         policy=pupil.policy() | {"step": config.rounds, "sketch": asdict(config.sketch)},
-        runs=len(teachers.agents),
-        rounds=sum(agent.replay.count for agent in teachers.agents),
+        runs=len(training_agents),
+        rounds=sum(agent.replay.count for agent in training_agents),
         td_loss=td_loss,
-        aside=len(found),
-        agreement=Estimate.of(found) if found else None,
+        held_out=len(agreements),
+        agreement=Estimate.of(agreements) if agreements else None,
     )
 
 
-def _agent(lane: Lane) -> Agent:
-    return cast(GlimpseSelector, lane.method.selector).agent
+def held_out(seeds: Sequence[int]) -> set[int]:
+    """Return the seeds that are held out.
 
-
-def kept_aside(seeds: Sequence[int]) -> set[int]:
-    """Return the seeds that do not teach; federations of one seed share their initial model."""
-    different = list(dict.fromkeys(seeds))
-    if len(different) < 2:
+    Whole seeds are, because all federations of a seed begin with the same model.
+    """
+    distinct = list(dict.fromkeys(seeds))
+    if len(distinct) < 2:
         return set()
-    return set(different[ASIDE - 1 :: ASIDE] or different[-1:])
+    return set(distinct[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY] or distinct[-1:])
 
 
-def by_lot(config: Config) -> Config:
-    """Return the configuration of a run that draws its choices and remembers all of its rounds."""
-    agent = config.agent
-    drawn = replace(
-        agent,
+def exploring(config: Config) -> Config:
+    """Return the configuration of a run that selects at random and remembers all its rounds."""
+    agent = replace(
+        config.agent,
         epsilon_min=1.0,
         updates_per_round=0,
         prove=False,
         loss_lean=0.0,
-        buffer=max(config.rounds, agent.n_step + agent.history + 1),
+        buffer=max(config.rounds, config.agent.n_step + config.agent.history + 1),
     )
-    return replace(config, agent=drawn)
+    return replace(config, agent=agent)
 
 
 def check(config: Config, first: Config) -> None:
-    """Raise UserError where a policy of many federations makes no sense, or they do not agree."""
+    """Raise UserError for settings that allow no pretraining, or differ between federations."""
+    agent = config.agent
     if config.method != METHOD:
         raise UserError(
-            f"method={config.method} learns no policy that could be taught: use method={METHOD}."
+            f"method={config.method} has no policy to pretrain: use method={METHOD}.", key="method"
         )
-    for key, value in asdict(config.agent).items():
-        if value != getattr(first.agent, key):
+    for name, value in asdict(agent).items():
+        first_value = getattr(first.agent, name)
+        if value != first_value:
             raise UserError(
-                f"Federations that teach one policy must agree on agent.{key}, which is "
-                f"{getattr(first.agent, key)} and {value}: set it for all."
+                f"All federations must have the same agent.{name}, but have {first_value} and "
+                f"{value}: set it once for all of them.",
+                key=f"agent.{name}",
             )
     if config.rounds != first.rounds:
         raise UserError(
-            f"Federations that teach one policy play side by side, but have rounds={first.rounds} "
-            f"and rounds={config.rounds}: give them the same."
+            f"All federations must have the same rounds, but have {first.rounds} and "
+            f"{config.rounds}: set rounds once for all of them.",
+            key="rounds",
         )
-    if config.rounds <= config.agent.n_step:
+    if config.rounds <= agent.n_step:
         raise UserError(
-            f"{config.rounds} rounds leave nothing to learn from with agent.n_step="
-            f"{config.agent.n_step}: play more."
+            f"rounds={config.rounds} must be above agent.n_step={agent.n_step}, or there is "
+            "nothing to learn from: raise rounds.",
+            key="rounds",
         )
-    if config.agent.identity != "none":
+    if agent.identity != "none":
         raise UserError(
-            f"agent.identity={config.agent.identity} remembers the clients of one federation, who "
-            "are not those of another: set agent.identity=none."
+            f"agent.identity={agent.identity} learns the clients of one federation, which another "
+            "does not have: set agent.identity=none.",
+            key="agent.identity",
         )
     for name in ("load", "save", "frozen", "aux_weight"):
-        if getattr(config.agent, name):
-            raise UserError(f"agent.{name} has no place in teaching: leave it out.")
-    if config.agent.exploration != "all":
+        if getattr(agent, name):
+            raise UserError(
+                f"agent.{name} has no effect in pretraining: leave it out.", key=f"agent.{name}"
+            )
+    if agent.exploration != "all":
         raise UserError(
-            f"agent.exploration={config.agent.exploration} draws only a part of a choice, and "
-            "teaching draws all of it: set agent.exploration=all."
+            f"agent.exploration={agent.exploration} selects only some clients at random, but "
+            "pretraining needs all of them: set agent.exploration=all.",
+            key="agent.exploration",
         )
