@@ -107,8 +107,6 @@ def test_a_policy_is_not_learnt_in_vain(tmp_path: Path) -> None:
     ("key", "value"),
     [
         ("log__tensorboard", True),
-        ("log__wandb", "mine"),
-        ("log__mlflow", "mine"),
         ("log__own", "my.module:sink"),
         ("checkpoint__keep_models", 2),
     ],

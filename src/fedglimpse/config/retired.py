@@ -32,7 +32,10 @@ class Retired:
     tag: str = TAG
 
 
-KEYS: dict[str, Retired] = {}
+KEYS: dict[str, Retired] = {
+    "log.wandb": Retired("", "it is now log.own=log_to_wandb:WandbSink, of examples/"),
+    "log.mlflow": Retired("", "it is now log.own=log_to_mlflow:MlflowSink, of examples/"),
+}
 
 # key -> value -> what to know about that value; `default` is the value that replaces it.
 VALUES: dict[str, dict[Any, Retired]] = {}

@@ -139,12 +139,10 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """`log.*`: tools that draw metrics while a run goes on; see `runs/trackers.py`."""
+    """`log.*`: trackers that follow a run while it goes on; see `runs/trackers.py`."""
 
     tensorboard: bool = False  # event files in the run folder
-    wandb: str = ""  # project of Weights & Biases; empty: off
-    mlflow: str = ""  # experiment of MLflow; empty: off
-    own: str = ""  # "pkg.mod:name", called with a `live.Source`, returns a `live.Sink`
+    own: str = ""  # any other tracker: "pkg.mod:name", as in examples/log_to_wandb.py
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,6 @@ READ_OFF = frozenset({"delta_similarity", "proxy_logits"})  # only the server ca
 
 WITHOUT_EFFECT = (  # a user who sets one of these waits for something that does not come
     "log.tensorboard",
-    "log.wandb",
-    "log.mlflow",
     "log.own",
     "checkpoint.keep_models",
 )

@@ -251,9 +251,12 @@ def stored_config(path: Path, to_run: bool = True) -> Config:
         path: the folder.
         to_run: refuse settings that this version no longer runs; otherwise their defaults stand.
     """
-    if not (path / "config.toml").exists():
-        raise UserError(f"{path} holds no run to resume: there is no config.toml in it.")
-    values = read_toml(path / "config.toml")
+    file = path / "config.toml"
+    if not file.exists():
+        raise UserError(
+            f"{path} holds no run to resume: there is no config.toml in it.", key="--out"
+        )
+    values = read_toml(file)
     if "method" not in values:
         raise UserError(
             f"{file} is damaged (it names no method): restore it, or choose another --out.",
@@ -307,7 +310,8 @@ def run_identity(config: Mapping[str, Any]) -> str:
         config: every dotted key; keys that older files do not have take their defaults.
     """
     full = {**Config().flat(), **retired.without_defaults(config)}
-    return json.dumps({k: v for k, v in full.items() if matters(k, v)}, sort_keys=True)
+    relevant = {key: value for key, value in full.items() if affects_results(key, value)}
+    return json.dumps(relevant, sort_keys=True)
 
 
 def affects_results(key: str, value: Any) -> bool:

@@ -170,12 +170,6 @@ def metrics_of(record: Mapping[str, Any]) -> dict[str, float]:
 
 def _openers(config: Config) -> list[Callable[[Source], Sink]]:
     openers: list[Callable[[Source], Sink]] = []
-    for key in ("wandb", "mlflow"):
-        if getattr(config.log, key):
-            raise UserError(
-                f"log.{key} is no longer built in: use log.own, as in examples/log_to_{key}.py.",
-                key=f"log.{key}",
-            )
     if config.log.tensorboard:
         if importlib.util.find_spec("tensorboard") is None:
             raise UserError(
