@@ -1,98 +1,75 @@
-"""The settings of docs/settings.md: every key of `Config`, from its dataclasses and their comments.
+"""The tables of docs/settings.md: every setting with default, values and meaning.
 
-A field's meaning is the comment behind it in `config/schema.py` or `agent/config.py`; the values it
-may have are those that `config/checks.py` and `agent/config.py` check.
+Everything is read from the fields of `Config`, which `fedglimpse.fields.setting` declares.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import re
-from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
-from fedglimpse.agent import config as rl
-from fedglimpse.config import checks as validate
 from fedglimpse.config.presets import DATASET_DEFAULTS, DEFAULT_PRESET, PRESETS
-from fedglimpse.config.schema import Config, _toml
+from fedglimpse.config.schema import Config, toml_value
+from fedglimpse.fields import Allowed, allowed_of, settings_of
 
-FIELD = re.compile(r"    (\w+): [^#]*  # (.+)")  # a field and the comment behind it
-Value = TypeVar("Value")
-LEFT_OUT = ("options",)  # the method's own; the page tells of them
+HEAD = ["| key | default | values | meaning |", "|---|---|---|---|"]
 
 
-def meanings(cls: type[Any] = Config, prefix: str = "") -> dict[str, str]:
-    """Return every dotted key with the comment behind its field; empty where there is none."""
-    hints, said = get_type_hints(cls), _comments(cls)
-    found: dict[str, str] = {}
-    for item in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[item.name]):
-            found |= meanings(hints[item.name], f"{prefix}{item.name}.")
-        elif item.name not in LEFT_OUT:
-            found[f"{prefix}{item.name}"] = said.get(item.name, "")
-    return found
+def meanings() -> dict[str, str]:
+    """Return every dotted key with its meaning."""
+    return {key: allowed.meaning for key, allowed in _settings().items()}
 
 
 def settings_table() -> str:
     """Return a table for each group of keys, and what datasets say instead."""
-    told = meanings()
     defaults = {**Config().flat(), **PRESETS[DEFAULT_PRESET], "preset": DEFAULT_PRESET}
-    lines = []
-    for heading, keys in _groups(told).items():
-        lines += [f"## {heading}", "", "| key | default | values | meaning |", "|---|---|---|---|"]
-        lines += [
-            f"| `{key}` | `{_toml(defaults[key])}` | {_values(key, defaults[key])} | "
-            f"{_cell(told[key])} |"
-            for key in keys
-        ]
-        lines.append("")
-    lines += ["## What datasets say instead", "", "| `data.name` | settings |", "|---|---|"]
-    for name, values in DATASET_DEFAULTS.items():
-        words = " ".join(f"`{key}={_toml(value)}`" for key, value in values.items())
-        lines.append(f"| `{name}` | {words} |")
-    return "\n".join(lines)
+    lines: list[str] = []
+    heading = ""
+    for key, allowed in _settings().items():
+        if _heading(key) != heading:
+            heading = _heading(key)
+            lines += ["", f"## {heading}", "", *HEAD]
+        default = f"`{toml_value(defaults[key])}`"
+        meaning = allowed.meaning.replace("|", "\\|")
+        lines.append(f"| `{key}` | {default} | {_values(allowed, defaults[key])} | {meaning} |")
+    return "\n".join([*lines[1:], "", *_dataset_table()])
 
 
-def _comments(cls: type[Any]) -> dict[str, str]:
-    """Return the comments behind the fields of a class and of those it is made from."""
-    found: dict[str, str] = {}
-    for part in reversed(cls.__mro__[:-1]):
-        found |= dict(FIELD.findall(inspect.getsource(part)))
-    return found
+def _settings() -> dict[str, Allowed]:
+    """Return what is declared of every key; options of methods stand on the methods' pages."""
+    declared: dict[str, Allowed] = {}
+    for key, item in settings_of(Config()):
+        allowed = allowed_of(item)
+        if allowed is not None:
+            declared[key] = allowed
+    return declared
 
 
-def _groups(keys: dict[str, str]) -> dict[str, list[str]]:
-    """Return keys by heading: the first line of what their class says of itself."""
-    hints, groups = get_type_hints(Config), dict[str, list[str]]()
-    for key in keys:
-        group, dot, _ = key.partition(".")
-        said = (inspect.getdoc(hints[group]) or "").partition("\n")[0] if dot else "The run"
-        groups.setdefault(said.rstrip("."), []).append(key)
-    return groups
+def _heading(key: str) -> str:
+    """Return the first line of what the key's class says of itself."""
+    group, dot, _ = key.partition(".")
+    if not dot:
+        return "The run"
+    group_class = get_type_hints(Config)[group]
+    return (inspect.getdoc(group_class) or "").partition("\n")[0].rstrip(".")
 
 
-def _values(key: str, default: Any) -> str:
-    """Return what a key may be, as far as it can be listed or said in a few words."""
-    words = {"preset": tuple(PRESETS), **validate.CHOICES, **_of_agent(rl.CHOICES)}
-    least = {**validate.AT_LEAST, **_of_agent(rl.LEAST)}
-    said = {name: wanted.partition(", such as")[0] for name, _, wanted in validate.NUMBERS}
-    if key in words:
-        return ", ".join(f"`{word}`" for word in words[key])
-    if key in said:
-        return said[key]
-    if key in (shares := _of_agent(rl.SHARES)):
-        zero, one = shares[key]
-        return f"in {'[' if zero else '('}0, 1{']' if one else ')'}"
-    if key in least:
-        return f"{least[key]} or more"
+def _values(allowed: Allowed, default: Any) -> str:
+    """Return what a setting may be, in a few words."""
+    words = [f"`{choice}`" for choice in allowed.choices]
+    if allowed.range_text():
+        words.append(allowed.range_text())
+    if allowed.plugin and allowed.choices:
+        words.append('`"pkg.mod:name"`')
+    if words:
+        return ", ".join(words)
     kinds = {bool: "`true`, `false`", int: "a whole number", float: "a number", tuple: "a list"}
     return kinds.get(type(default), "text")
 
 
-def _of_agent(values: Mapping[str, Value]) -> dict[str, Value]:
-    return {f"agent.{name}": value for name, value in values.items()}
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _dataset_table() -> list[str]:
+    lines = ["## What datasets say instead", "", "| `data.name` | settings |", "|---|---|"]
+    for name, values in DATASET_DEFAULTS.items():
+        words = " ".join(f"`{key}={toml_value(value)}`" for key, value in values.items())
+        lines.append(f"| `{name}` | {words} |")
+    return lines

@@ -21,10 +21,16 @@ class UserError(Exception):
         self.key = key
 
 
-class DeviceLost(UserError):
-    """A GPU answers no more: the process must end at once.
+def require(condition: bool, message: str, *, key: str = "") -> None:
+    """Raise UserError with `message` unless the condition holds."""
+    if not condition:
+        raise UserError(message, key=key)
 
-    Whoever frees what lies on such a GPU ends in an error of its own, the interpreter's end too.
+
+class DeviceLost(UserError):
+    """A GPU no longer answers: the process must end at once.
+
+    Freeing what lies on such a GPU fails as well, even while the interpreter shuts down.
     """
 
 
@@ -35,10 +41,12 @@ TOO_LARGE = (
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """True where memory was asked for that is not there, of the machine or of a GPU."""
-    said = str(error)
-    known = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
-    return isinstance(error, MemoryError) or any(words in said for words in known)
+    """True where the machine or a GPU ran out of memory."""
+    if isinstance(error, MemoryError):
+        return True
+    phrases = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+    text = str(error)
+    return any(phrase in text for phrase in phrases)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -48,10 +56,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return one line: a user's mistake as it is, anything else with its place."""
+    """Return one line: a user's mistake as it is, anything else with its file and line."""
     if isinstance(error, UserError):
         return str(error)
+    place = ""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    said = str(error).partition("\n")[0]  # CUDA's errors go on with advice
-    return f"{type(error).__name__}: {said}{place}"
+    if frames:
+        file = frames[-1].filename.rpartition("/")[2]
+        place = f" ({file}:{frames[-1].lineno})"
+    first_line = str(error).partition("\n")[0]  # CUDA's errors continue with advice
+    return f"{type(error).__name__}: {first_line}{place}"

@@ -11,6 +11,8 @@ from fedglimpse.config.checks import check
 from fedglimpse.config.presets import PRESETS
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
+from fedglimpse.fields import setting
+from mistakes import mistake
 
 
 def test_words_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
@@ -60,51 +62,61 @@ def test_presets_differ_as_the_specification_says() -> None:
     assert (released.local.proximal_squared, released.local.proximal_mu) == (False, 5e-4)
 
 
-BAD = [
-    ("selection.kk=3", "Did you mean 'selection.k'?"),
-    ("rounds=many", "rounds='many' must be a whole number"),
-    ("rounds=2.5", "must be a whole number"),
-    ("local.lr=true", "must be a number"),
-    ("seeds=3", "must be a list"),
-    ('seeds=["a"]', "must be a whole number"),
-    ("preset=papper", "Did you mean 'paper'?"),
-    ("rounds", "not of the form key=value"),
-]
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("selection.kk", "3"),
+        ("rounds", "many"),
+        ("rounds", "2.5"),
+        ("local.lr", "true"),
+        ("seeds", "3"),
+        ("seeds", '["a"]'),
+        ("preset", "papper"),
+        ("options.a b", "3"),
+    ],
+)
+def test_unreadable_overrides(key: str, value: str) -> None:
+    with mistake(key):
+        config.load(None, [f"{key}={value}"])
 
 
-@pytest.mark.parametrize(("word", "part"), BAD)
-def test_unreadable_words(word: str, part: str) -> None:
-    with pytest.raises(UserError, match=part.replace("?", r"\?").replace("'", "['\"]?")):
+@pytest.mark.parametrize("word", ["rounds", "=3"])
+def test_overrides_have_the_form_key_equals_value(word: str) -> None:
+    with mistake():
         config.load(None, [word])
 
 
-IMPOSSIBLE = [
-    ("selection.k=0", "selection.k=0"),
-    ("selection.k=41", "selection.k=41 is more than the 40 clients"),
-    ("visibility.cluster_size=41", "visibility.cluster_size=41 is more than the 40"),
-    ("data.alpha=0", "data.alpha=0"),
-    ("data.alpha=-1.5", "data.alpha=-1.5"),
-    ("visibility.p=0", "visibility.p=0"),
-    ("visibility.p=1.2", "visibility.p=1.2"),
-    ("local.lr=0", "local.lr=0"),
-    ("local.lr=nan", "local.lr=nan"),
-    ("local.lr=inf", "local.lr=inf"),
-    ("agent.lr=nan", "agent.lr=nan must be a finite number"),
-    ("agent.loss_lean=inf", "agent.loss_lean=inf must be a finite number"),
-    ("seeds=[]", r"seeds=\[\] is empty"),
-    ("seeds=[1,1]", "repeats a seed"),
-    ("visibility.kind=mobil", "Did you mean 'mobile'"),
-    ("local.optimizer=adm", "Did you mean 'adam'"),
-    ("data.clients=0", "data.clients=0 needs data.partition=subject"),
-    ("rounds=0", "rounds=0 is too small"),
-    ("local.momentum=1", "local.momentum=1"),
-]
-
-
-@pytest.mark.parametrize(("word", "part"), IMPOSSIBLE)
-def test_impossible_values_name_the_value(word: str, part: str) -> None:
-    with pytest.raises(UserError, match=part):
-        check(config.load(None, [word]))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("selection.k", "0"),
+        ("selection.k", "41"),
+        ("visibility.cluster_size", "41"),
+        ("visibility.min_visible", "11"),
+        ("visibility.trace", "sessions.csv"),
+        ("data.alpha", "0"),
+        ("data.alpha", "-1.5"),
+        ("visibility.p", "0"),
+        ("visibility.p", "1.2"),
+        ("local.lr", "0"),
+        ("local.lr", "nan"),
+        ("local.lr", "inf"),
+        ("agent.lr", "nan"),
+        ("agent.loss_lean", "inf"),
+        ("seeds", "[]"),
+        ("seeds", "[1,1]"),
+        ("visibility.kind", "mobil"),
+        ("local.optimizer", "adm"),
+        ("data.clients", "0"),
+        ("rounds", "0"),
+        ("local.momentum", "1"),
+        ("engine.max_jobs", "0"),
+        ("engine.max_jobs", "some"),
+    ],
+)
+def test_impossible_values_name_the_key(key: str, value: str) -> None:
+    with mistake(key):
+        check(config.load(None, [f"{key}={value}"]))
 
 
 def test_the_defaults_are_possible() -> None:
@@ -152,19 +164,23 @@ def test_options_may_be_words_of_a_list_lists_or_anything(name: str, value: Any)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("mode", "c", "options.mode='c' is unknown: use one of a, b"),
-        ("sizes", 3, "options.sizes=3 must be a list"),
-        ("sizes", [1.5], "options.sizes=1.5 must be a whole number"),
-        ("odd", 1, "options.odd is a field of .*complex.*, which nobody can set"),
-    ],
+    ("name", "value"), [("mode", "c"), ("sizes", 3), ("sizes", [1.5]), ("odd", 1)]
 )
-def test_other_options_are_one_sentence(name: str, value: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_other_options_are_refused(name: str, value: Any) -> None:
+    with mistake(f"options.{name}"):
         config.options_of(Fields, config.resolve({f"options.{name}": value}))
 
 
+def test_options_of_a_method_may_have_ranges() -> None:
+    @dataclass(frozen=True)
+    class Ranged:
+        rate: float = setting(0.5, "a share", above=0, at_most=1)
+
+    assert config.options_of(Ranged, config.resolve({"options.rate": 1})).rate == 1.0
+    with mistake("options.rate"):
+        config.options_of(Ranged, config.resolve({"options.rate": 0}))
+
+
 def test_more_clients_than_can_be_numbered_are_refused() -> None:
-    with pytest.raises(UserError, match=r"data\.clients=\d+ is too large: use 1000000000 or less"):
+    with mistake("data.clients"):
         check(config.resolve({"data.clients": 2**63}))

@@ -11,9 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fedglimpse.errors import UserError, nearest
+from fedglimpse.errors import require
+from fedglimpse.fields import check_fields, setting
 
 REWARD_MAX = 1.0  # F1 and accuracy never exceed one
+
+SKETCHES: dict[str, str] = {"grad": "delta_sketch", "abs": "sketch"}
+NUMBERS: dict[str, tuple[str, ...]] = {  # besides the size, which every view carries
+    "scalar": ("update_norm", "train_loss"),
+    "probed": ("update_norm", "train_loss", "loss"),  # and how the global model does there
+}
+CLIENT_REPORTS: dict[str, tuple[str, ...]] = {
+    **{name: (report,) for name, report in SKETCHES.items()},
+    **NUMBERS,
+}
 
 
 @dataclass(frozen=True)
@@ -21,94 +32,139 @@ class AgentConfig:
     """Settings of the attention Q-network agent, `agent.*` in a user's configuration."""
 
     # What the agent sees.
-    input: str = "grad"  # sketch of the update (grad) or weights (abs); numbers (scalar, probed)
-    standardise: bool = True  # z-score client features within the visible set
-    normalise_history: bool = True  # running standardisation of the global sketches
-    history: int = 5  # H: global sketches before the current one
-    history_input: str = "models"  # past models, or the changes that led to the current one
+    input: str = setting(
+        "grad",
+        "sketch of the update (grad) or weights (abs); numbers (scalar, probed)",
+        choices=tuple(CLIENT_REPORTS),
+    )
+    standardise: bool = setting(True, "z-score client features within the visible set")
+    normalise_history: bool = setting(True, "running standardisation of the global sketches")
+    history: int = setting(5, "H: global sketches before the current one", at_least=1)
+    history_input: str = setting(
+        "models",
+        "past models, or the changes that led to the current one",
+        choices=("models", "changes"),
+    )
 
     # The Q-network.
-    d_token: int = 64  # width of a token
-    heads: int = 1  # attention heads; must divide d_token
-    encoder: str = "attention"  # mlp: the ablation without any attention
-    spatial_attention: bool = True  # false: clients do not look at each other
-    temporal_attention: bool = True  # false: the history branch is cut off
-    identity: str = "table"  # client memory, Eq. (idemb): a row for each client, or hashed ids
-    identity_dim: int = 32  # d_emb, floats of a client's memory
-    identity_buckets: int = 4096  # rows of identity=hashed, shared by ids that collide
-    identity_decay: bool = False  # weight decay on identities; it erases clients seldom seen
-    advantage_context: bool = True  # the advantage head also reads the pooled visible set
-    flat_start: bool = False  # advantages begin at zero: no client is preferred without evidence
-    q_output: str = "scalar"  # scalar: one Q per client; per_class: one per client and class
-    per_class_score: str = "mean"  # how per-class Qs rank clients: by their mean or smallest
-    q_clip: str = "none"  # how to bound abs(Q) by r_max / (1 - gamma), if at all
+    d_token: int = setting(64, "width of a token", at_least=2)  # one float cannot be normalised
+    heads: int = setting(1, "attention heads; must divide d_token", at_least=1)
+    encoder: str = setting(
+        "attention", "mlp: the ablation without any attention", choices=("attention", "mlp")
+    )
+    spatial_attention: bool = setting(True, "false: clients do not look at each other")
+    temporal_attention: bool = setting(True, "false: the history branch is cut off")
+    identity: str = setting(
+        "table",
+        "client memory, Eq. (idemb): a row for each client, or hashed ids",
+        choices=("table", "hashed", "none"),
+    )
+    identity_dim: int = setting(32, "d_emb, floats of a client's memory", at_least=1)
+    identity_buckets: int = setting(
+        4096, "rows of identity=hashed, shared by ids that collide", at_least=1
+    )
+    identity_decay: bool = setting(
+        False, "weight decay on identities; it erases clients seldom seen"
+    )
+    advantage_context: bool = setting(True, "the advantage head also reads the pooled visible set")
+    flat_start: bool = setting(
+        False, "advantages begin at zero: no client is preferred without evidence"
+    )
+    q_output: str = setting(
+        "scalar",
+        "scalar: one Q per client; per_class: one per client and class",
+        choices=("scalar", "per_class"),
+    )
+    per_class_score: str = setting(
+        "mean", "how per-class Qs rank clients: by their mean or smallest", choices=("mean", "min")
+    )
+    q_clip: str = setting(
+        "none",
+        "how to bound abs(Q) by r_max / (1 - gamma), if at all",
+        choices=("none", "tanh", "clamp"),
+    )
 
     # Learning.
-    reward: str = "level"  # learn from the score itself, or from its change: see `agent/reward.py`
-    n_step: int = 5  # rewards in a target before bootstrapping
-    gamma: float = 0.9  # discount of later rewards
-    tau: float = 0.005  # soft update of the target network, after every mini-batch
-    buffer: int = 600  # rounds the replay store holds
-    reset_on_gap: bool = False  # true: no n-step return across missing round numbers
-    batch_size: int = 32  # transitions in a mini-batch
-    updates_per_round: int = 5  # b: mini-batches after every round
-    targets_once: bool = True  # targets of all b mini-batches from the networks before the first
-    learn_start: int = 32  # first update once so many transitions can be sampled
-    optimizer: str = "adam"  # of the Q-network
-    lr: float = 1e-3  # learning rate of the Q-network
-    weight_decay: float = 1e-4  # of the Q-network; on identities only with identity_decay
-    grad_clip: float = 1.0  # largest gradient norm; 0 switches clipping off
-    loss: str = "smooth_l1"  # between Q and its target
-    aux_weight: float = 0.0  # weight of predicting the global model's proxy class histogram
-    frozen: bool = False  # act greedily and never learn
+    reward: str = setting(
+        "level",
+        "learn from the score itself, or from its change: see `agent/reward.py`",
+        choices=("level", "change"),
+    )
+    n_step: int = setting(5, "rewards in a target before bootstrapping", at_least=1)
+    gamma: float = setting(0.9, "discount of later rewards", at_least=0, below=1)
+    tau: float = setting(
+        0.005, "soft update of the target network, after every mini-batch", above=0, at_most=1
+    )
+    buffer: int = setting(600, "rounds the replay store holds")
+    reset_on_gap: bool = setting(False, "true: no n-step return across missing round numbers")
+    batch_size: int = setting(32, "transitions in a mini-batch", at_least=1)
+    updates_per_round: int = setting(5, "b: mini-batches after every round", at_least=0)
+    targets_once: bool = setting(
+        True, "targets of all b mini-batches from the networks before the first"
+    )
+    learn_start: int = setting(
+        32, "first update once so many transitions can be sampled", at_least=1
+    )
+    optimizer: str = setting("adam", "of the Q-network", choices=("adam", "sgd"))
+    lr: float = setting(1e-3, "learning rate of the Q-network", above=0)
+    weight_decay: float = setting(
+        1e-4, "of the Q-network; on identities only with identity_decay", at_least=0
+    )
+    grad_clip: float = setting(1.0, "largest gradient norm; 0 switches clipping off", at_least=0)
+    loss: str = setting("smooth_l1", "between Q and its target", choices=("smooth_l1", "mse"))
+    aux_weight: float = setting(
+        0.0, "weight of predicting the global model's proxy class histogram", at_least=0
+    )
+    frozen: bool = setting(False, "act greedily and never learn")
 
     # Exploration.
-    exploration: str = "all"  # what is random: all of a set, or partial_random picks of it
-    epsilon_decay: float = 0.005  # e in max(epsilon_min, 1 - e t), exploring in round t
-    epsilon_min: float = 0.1  # least probability of exploring in a round
-    partial_random: int = 2  # m: random picks of the partial rule
-    turns: float = 0.0  # weight of how seldom a client was chosen, where Q is noise
-    loss_lean: float = 0.0  # weight of the loss at a client, exploring and where Q is noise
-    prove: bool = False  # explore until Q has told apart sets that were drawn by lot
+    exploration: str = setting(
+        "all",
+        "what is random: all of a set, or partial_random picks of it",
+        choices=("all", "partial"),
+    )
+    epsilon_decay: float = setting(
+        0.005, "e in max(epsilon_min, 1 - e t), exploring in round t", at_least=0
+    )
+    epsilon_min: float = setting(
+        0.1, "least probability of exploring in a round", at_least=0, at_most=1
+    )
+    partial_random: int = setting(2, "m: random picks of the partial rule", at_least=1)
+    turns: float = setting(
+        0.0, "weight of how seldom a client was chosen, where Q is noise", at_least=0
+    )
+    loss_lean: float = setting(
+        0.0, "weight of the loss at a client, exploring and where Q is noise", at_least=0
+    )
+    prove: bool = setting(False, "explore until Q has told apart sets that were drawn by lot")
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                hint = nearest(str(value), allowed)
-                raise UserError(
-                    f"agent.{name}={value!r} is unknown.{hint} Use {', '.join(allowed)}."
-                )
-        for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be >= {least}.")
-        if self.d_token % self.heads:
-            raise UserError(
-                f"agent.heads is {self.heads}, which does not divide agent.d_token {self.d_token}."
-            )
-        for name, (zero, one) in SHARES.items():
-            value = getattr(self, name)
-            if not (0 <= value <= 1) or (value == 0 and not zero) or (value == 1 and not one):
-                ends = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
-                raise UserError(f"agent.{name} is {value}; it must lie in {ends}.")
-        if not self.lr > 0:
-            raise UserError(f"agent.lr is {self.lr}; it must be above 0.")
-        if self.buffer <= self.n_step + self.history:
-            raise UserError(
-                f"agent.buffer is {self.buffer}; it must exceed agent.n_step + agent.history = "
-                f"{self.n_step + self.history}, or nothing can be sampled."
-            )
-
-        if self.prove and self.exploration != "all":
-            raise UserError(
-                f"agent.prove=true needs agent.exploration=all, not {self.exploration}: Q is held "
-                "against sets that were drawn by lot."
-            )
-        if self.shows_changes and not self.normalise_history:
-            raise UserError(
-                "agent.history_input=changes needs agent.normalise_history=true: changes are shown "
-                "on a scale of their own."
-            )
+        check_fields(self, "agent.")
+        require(
+            self.d_token % self.heads == 0,
+            f"agent.heads={self.heads} does not divide agent.d_token={self.d_token}: choose one "
+            "that does.",
+            key="agent.heads",
+        )
+        shortest = self.n_step + self.history
+        require(
+            self.buffer > shortest,
+            f"agent.buffer={self.buffer} is too small, nothing could be sampled: it must exceed "
+            f"agent.n_step + agent.history = {shortest}.",
+            key="agent.buffer",
+        )
+        require(
+            not self.prove or self.exploration == "all",
+            f"agent.prove=true needs agent.exploration=all, not {self.exploration}: Q is compared "
+            "on sets that were drawn at random.",
+            key="agent.prove",
+        )
+        require(
+            not self.shows_changes or self.normalise_history,
+            "agent.history_input=changes needs agent.normalise_history=true: changes are shown on "
+            "a scale of their own.",
+            key="agent.history_input",
+        )
 
     @property
     def shows_changes(self) -> bool:
@@ -132,55 +188,6 @@ class AgentConfig:
         extra |= {"loss"} if self.loss_lean else set()
         return frozenset({*CLIENT_REPORTS[self.input], "global_sketch", "reward", *extra})
 
-
-SKETCHES: dict[str, str] = {"grad": "delta_sketch", "abs": "sketch"}
-NUMBERS: dict[str, tuple[str, ...]] = {  # besides the size, which every view carries
-    "scalar": ("update_norm", "train_loss"),
-    "probed": ("update_norm", "train_loss", "loss"),  # and how the global model does there
-}
-CLIENT_REPORTS: dict[str, tuple[str, ...]] = {
-    **{name: (report,) for name, report in SKETCHES.items()},
-    **NUMBERS,
-}
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "input": tuple(CLIENT_REPORTS),
-    "history_input": ("models", "changes"),
-    "encoder": ("attention", "mlp"),
-    "reward": ("level", "change"),
-    "identity": ("table", "hashed", "none"),
-    "q_output": ("scalar", "per_class"),
-    "per_class_score": ("mean", "min"),
-    "q_clip": ("none", "tanh", "clamp"),
-    "optimizer": ("adam", "sgd"),
-    "loss": ("smooth_l1", "mse"),
-    "exploration": ("all", "partial"),
-}
-
-LEAST: dict[str, float] = {  # smallest allowed values
-    "history": 1,
-    "heads": 1,
-    "d_token": 2,  # a token is normalised: of one float nothing is left
-    "identity_dim": 1,
-    "identity_buckets": 1,
-    "n_step": 1,
-    "batch_size": 1,
-    "updates_per_round": 0,
-    "learn_start": 1,
-    "partial_random": 1,
-    "weight_decay": 0,
-    "grad_clip": 0,
-    "aux_weight": 0,
-    "epsilon_decay": 0,
-    "turns": 0,
-    "loss_lean": 0,
-}
-
-SHARES: dict[str, tuple[bool, bool]] = {  # numbers from 0 to 1: may they be 0, may they be 1?
-    "gamma": (True, False),
-    "tau": (False, True),
-    "epsilon_min": (True, True),
-}
 
 ARCHITECTURE: tuple[str, ...] = (  # a policy fits only an agent that agrees on all of these
     "input",

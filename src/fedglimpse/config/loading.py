@@ -1,9 +1,8 @@
-"""Filling the configuration tree: presets, a TOML file, `key=value` words.
+"""Filling the configuration tree: presets, a TOML file, `key=value` overrides.
 
 In rising order: the defaults of `config/schema.py`, what suits the dataset, the preset, the file,
-the words. An unknown key is an error that names the nearest one.
-
-Reading a TOML file; whatever is wrong with it is one sentence.
+the overrides. An unknown key is an error that names the nearest one, and a TOML file that cannot be
+read is an error of one sentence.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from fedglimpse.config import retired
 from fedglimpse.config.presets import DATASET_DEFAULTS, DEFAULT_PRESET, PRESETS
 from fedglimpse.config.schema import Config, flatten
-from fedglimpse.errors import UserError, nearest
+from fedglimpse.errors import UserError, nearest, require
+from fedglimpse.fields import check_fields
 
 OPTION = re.compile(r"options\.[A-Za-z0-9_-]+")
+KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 
 
 def load(
@@ -32,15 +33,17 @@ def load(
     words: Iterable[str] = (),
     otherwise: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Build a configuration from a TOML file and `key=value` words, both optional.
+    """Build a configuration from a TOML file and `key=value` overrides, both optional.
 
     Args:
         file: read first.
-        words: win over the file.
+        words: the overrides, which win over the file.
         otherwise: dotted keys for what neither says.
     """
-    values = read_toml(Path(file)) if file is not None else {}
-    return resolve({**(otherwise or {}), **values, **parse_words(words)})
+    values = dict(otherwise or {})
+    if file is not None:
+        values |= read_toml(Path(file))
+    return resolve(values | parse_words(words))
 
 
 def resolve(values: Mapping[str, Any]) -> Config:
@@ -52,12 +55,13 @@ def resolve(values: Mapping[str, Any]) -> Config:
     values = retired.runnable(values)
     _check_names(values)
     preset = str(values.get("preset", DEFAULT_PRESET))
-    if preset not in PRESETS:
-        raise UserError(
-            f"Unknown preset '{preset}'.{nearest(preset, PRESETS)} Known: {', '.join(PRESETS)}."
-        )
-    suited = DATASET_DEFAULTS.get(str(values.get("data.name", "digits")), {})
-    return build({**suited, **PRESETS[preset], **values, "preset": preset})
+    require(
+        preset in PRESETS,
+        f"Unknown preset '{preset}'.{nearest(preset, PRESETS)} Known: {', '.join(PRESETS)}.",
+        key="preset",
+    )
+    of_dataset = DATASET_DEFAULTS.get(str(values.get("data.name", "digits")), {})
+    return build({**of_dataset, **PRESETS[preset], **values, "preset": preset})
 
 
 def build(values: Mapping[str, Any]) -> Config:
@@ -68,7 +72,8 @@ def build(values: Mapping[str, Any]) -> Config:
     """
     values = retired.runnable(values)
     _check_names(values)
-    return _fill(Config, values, "")
+    config: Config = _fill(Config, values, "")
+    return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,13 +111,12 @@ def _apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def parse_words(words: Iterable[str]) -> dict[str, Any]:
-    """Read `key=value` words; a value is TOML where it parses as such, else a plain string."""
+    """Read `key=value` overrides; a value is TOML where it parses as such, else a plain string."""
     values: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
-        if not equals or not name:
-            raise UserError(f"'{word}' is not of the form key=value, such as rounds=30.")
-        _check_text(word)
+        require(bool(equals and name), f"'{word}' is not of the form key=value, such as rounds=30.")
+        _check_text(word, name)
         try:
             values[name.strip()] = tomllib.loads(f"x = {text}")["x"]
         except tomllib.TOMLDecodeError:
@@ -120,14 +124,15 @@ def parse_words(words: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _check_text(word: str) -> None:
+def _check_text(word: str, key: str) -> None:
     """Raise UserError for bytes that Python could not decode: config.toml cannot hold them."""
     try:
         word.encode()
     except UnicodeEncodeError:
         raise UserError(
             f"{word!r} has characters that are not in this terminal's encoding, "
-            f"{sys.getfilesystemencoding()}: use others, or set LC_ALL=C.UTF-8 if it is UTF-8."
+            f"{sys.getfilesystemencoding()}: use others, or set LC_ALL=C.UTF-8 if it is UTF-8.",
+            key=key,
         ) from None
 
 
@@ -137,37 +142,50 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def options_of(cls: type[Any], config: Config, preset: Mapping[str, Any] | None = None) -> Any:
-    """Read `options.*` into a method's own dataclass, checking names and types.
+    """Read `options.*` into a method's own dataclass, checking names, types and ranges.
 
     Args:
         cls: the method's options, a dataclass of plain fields with defaults.
         config: the run's configuration.
         preset: what the configured preset says instead of the defaults.
     """
-    values = {**(preset or {}), **config.options}
     known = [item.name for item in dataclasses.fields(cls)]
-    for name in values:
-        if name not in known:
-            hint = nearest(name, known) or f" It has: {', '.join(known) or 'none'}."
-            raise UserError(f"method={config.method} has no option 'options.{name}'.{hint}")
-    return _fill(cls, {f"options.{name}": value for name, value in values.items()}, "options.")
+    values: dict[str, Any] = {}
+    for name, value in {**(preset or {}), **config.options}.items():
+        hint = nearest(name, known) or f" It has: {', '.join(known) or 'none'}."
+        require(
+            name in known,
+            f"method={config.method} has no option 'options.{name}'.{hint}",
+            key=f"options.{name}",
+        )
+        values[f"options.{name}"] = value
+    options = _fill(cls, values, "options.")
+    check_fields(options, "options.")
+    return options
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
     known = Config().flat()
-    for name in values:
-        if name not in known and not name.startswith("options."):
-            raise UserError(f"Unknown key '{name}'.{nearest(name, known)}")
-        if name.startswith("options.") and not OPTION.fullmatch(name):
-            raise UserError(
-                f"'{name}' is not the name of an option: use letters, digits, _ and -, such as "
-                "options.rate."
-            )
-        if name.startswith("options.") and not _storable(values[name]):
-            raise UserError(
-                f"{name}={values[name]!r} is neither a number, a word, true or false, nor a list "
-                "of these: give one of them."
-            )
+    for name, value in values.items():
+        if name.startswith("options."):
+            _check_option(name, value)
+        else:
+            require(name in known, f"Unknown key '{name}'.{nearest(name, known)}", key=name)
+
+
+def _check_option(name: str, value: Any) -> None:
+    require(
+        OPTION.fullmatch(name) is not None,
+        f"'{name}' is not the name of an option: use letters, digits, _ and -, such as "
+        "options.rate.",
+        key=name,
+    )
+    require(
+        _storable(value),
+        f"{name}={value!r} is neither a number, a word, true or false, nor a list of these: give "
+        "one of them.",
+        key=name,
+    )
 
 
 def _storable(value: Any) -> bool:
@@ -178,49 +196,62 @@ def _storable(value: Any) -> bool:
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
-    hints = get_type_hints(cls)
-    arguments = {}
+    """Build a dataclass, and those it is made of, from dotted keys that begin with `prefix`."""
+    types = get_type_hints(cls)
+    arguments: dict[str, Any] = {}
     for item in dataclasses.fields(cls):
-        name = f"{prefix}{item.name}"
-        if name == "options":
-            own = {k: v for k, v in values.items() if k.startswith("options.")}
-            arguments[item.name] = {k.removeprefix("options."): v for k, v in own.items()}
-        elif dataclasses.is_dataclass(hints[item.name]):
-            arguments[item.name] = _fill(hints[item.name], values, f"{name}.")
-        elif name in values:
-            arguments[item.name] = _typed(name, values[name], hints[item.name])
+        key = f"{prefix}{item.name}"
+        if key == "options":
+            arguments["options"] = _options(values)
+        elif dataclasses.is_dataclass(types[item.name]):
+            arguments[item.name] = _fill(types[item.name], values, f"{key}.")
+        elif key in values:
+            arguments[item.name] = _typed(key, values[key], types[item.name])
     return cls(**arguments)
 
 
-def _typed(name: str, value: Any, hint: Any) -> Any:
+def _options(values: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for key, value in values.items():
+        if key.startswith("options."):
+            options[key.removeprefix("options.")] = value
+    return options
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
     """Return `value` as the type of the field, or raise UserError."""
-    if (kind := get_origin(hint) or hint) in (tuple, list):
-        inner = next(iter(get_args(hint)), Any)
-        if isinstance(value, list | tuple):
-            return kind(_typed(name, v, inner) for v in value)
-        raise UserError(f"{name}={value!r} must be a list, such as {name}=[0,1].")
-    if get_origin(hint) is Literal:
-        if value in get_args(hint):
-            return value
-        known = ", ".join(map(str, get_args(hint)))
-        raise UserError(f"{name}={value!r} is unknown: use one of {known}.")
-    if hint is Any:
+    container = get_origin(hint) or hint
+    if container in (tuple, list):
+        element = next(iter(get_args(hint)), Any)
+        is_list = isinstance(value, list | tuple)
+        require(is_list, f"{key}={value!r} must be a list, such as {key}=[0,1].", key=key)
+        return container(_typed(key, entry, element) for entry in value)
+    if container is Literal:
+        choices = get_args(hint)
+        names = ", ".join(map(str, choices))
+        require(value in choices, f"{key}={value!r} is unknown: use one of {names}.", key=key)
         return value
-    if get_origin(hint) in (Union, UnionType):
+    if container in (Union, UnionType):
         if type(value) in get_args(hint):
             return value
-        hint = next(h for h in get_args(hint) if h is not type(None))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        hint = next(member for member in get_args(hint) if member is not type(None))
+    return value if hint is Any else _plain(key, value, hint)
+
+
+def _plain(key: str, value: Any, hint: type[Any]) -> Any:
+    """Return a number, a word or a truth value as the type of the field, or raise UserError."""
+    settable = "numbers, words, true or false, lists of these or Literal"
+    require(
+        hint in KIND_NAMES,
+        f"{key} is a field of {hint}, which cannot be set: use {settable}.",
+        key=key,
+    )
+    if hint is float and type(value) is int:
         return float(value)
-    if type(value) is hint:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{name}={value} must be a finite number.")
-        return value
-    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    if hint not in wanted:
-        told = "numbers, words, true or false, lists of these or Literal"
-        raise UserError(f"{name} is a field of {hint}, which nobody can set: have {told}.")
-    raise UserError(f"{name}={value!r} must be {wanted[hint]}.")
+    require(type(value) is hint, f"{key}={value!r} must be {KIND_NAMES[hint]}.", key=key)
+    if isinstance(value, float):
+        require(math.isfinite(value), f"{key}={value} must be a finite number.", key=key)
+    return value
 
 
 def read_table(file: Path, wanted: str = "TOML file") -> dict[str, Any]:
@@ -233,15 +264,14 @@ def read_table(file: Path, wanted: str = "TOML file") -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"There is no file {file}: give the path of a {wanted}.") from None
+        problem = f"There is no file {file}: give the path of a {wanted}."
     except IsADirectoryError:
-        raise UserError(f"{file} is a folder: give the path of a {wanted}.") from None
+        problem = f"{file} is a folder: give the path of a {wanted}."
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
-        raise UserError(
-            f"{file} cannot be read ({reason}): mend access, or give another {wanted}."
-        ) from None
+        problem = f"{file} cannot be read ({reason}): fix access, or give another {wanted}."
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 ({error.reason}): save it as UTF-8.") from None
+        problem = f"{file} is not UTF-8 ({error.reason}): save it as UTF-8."
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from None
+        problem = f"{file} is not valid TOML: {error}."
+    raise UserError(problem)

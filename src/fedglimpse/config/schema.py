@@ -1,6 +1,8 @@
 """Everything a run depends on, in one frozen tree: `Config`.
 
-The defaults are preset `tuned-1`. `config/loading.py` fills the tree from presets, files and words.
+Each field is declared by `fedglimpse.fields.setting`: its default, its meaning and the values it
+may have. Rules between settings are in `checks.py`. The defaults are preset `tuned-1`; `loading.py`
+fills the tree from presets, files and overrides.
 """
 
 from __future__ import annotations
@@ -12,147 +14,247 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedglimpse.agent.config import AgentConfig
+from fedglimpse.config.presets import PRESETS
+from fedglimpse.fields import setting
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """`data.*`: which examples, and who holds them."""
 
-    name: str = "digits"  # digits, synthetic, cifar10, fashion, har, hapt, or "pkg.mod:factory"
-    partition: str = "dirichlet"  # how training rows are split among clients, see docs/data.md
-    clients: int = 100  # N, clients in all; 0 with partition=subject: one for each subject
-    classes_per_client: int = 2  # of label_skew: classes that each client holds
-    exact_classes: bool = True  # label_skew: exactly so many classes; false: random shards
-    alpha: float = 0.1  # concentration of dirichlet: the smaller, the fewer classes at a client
-    equal_size: bool = True  # dirichlet: all clients the same size, as in the paper
-    min_size: int = 10  # dirichlet with unequal sizes: the smallest client allowed
-    samples: int = 0  # rows every client draws from a shared pool when seen; 0: rows are dealt out
-    proxy: int = -1  # examples of the server's proxy set; -1: 1,000, fewer for small data
-    proxy_source: str = "heldout"  # heldout from clients; leaky_train: shared, as in the release
+    name: str = setting(
+        "digits", 'digits, synthetic, cifar10, fashion, har, hapt, or "pkg.mod:factory"'
+    )
+    partition: str = setting(
+        "dirichlet",
+        "how training rows are split among clients, see docs/data.md",
+        choices=("dirichlet", "label_skew", "iid", "subject"),
+    )
+    clients: int = setting(
+        100,
+        "N, clients in all; 0 with partition=subject: one for each subject",
+        at_least=0,
+        at_most=10**9,
+    )
+    classes_per_client: int = setting(
+        2, "of label_skew: classes that each client holds", at_least=1
+    )
+    exact_classes: bool = setting(True, "label_skew: exactly so many classes; false: random shards")
+    alpha: float = setting(
+        0.1, "concentration of dirichlet: the smaller, the fewer classes at a client", above=0
+    )
+    equal_size: bool = setting(True, "dirichlet: all clients the same size, as in the paper")
+    min_size: int = setting(
+        10, "dirichlet with unequal sizes: the smallest client allowed", at_least=1
+    )
+    samples: int = setting(
+        0, "rows every client draws from a shared pool when seen; 0: rows are dealt out", at_least=0
+    )
+    proxy: int = setting(
+        -1, "examples of the server's proxy set; -1: 1,000, fewer for small data", at_least=-1
+    )
+    proxy_source: str = setting(
+        "heldout",
+        "heldout from clients; leaky_train: shared, as in the release",
+        choices=("heldout", "leaky_train"),
+    )
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """`model.*`: what every client trains."""
 
-    name: str = ""  # empty: the dataset's own; the name of another's, or "pkg.mod:factory"
-    norm: str = "batch"  # normalisation layers: BatchNorm or GroupNorm; own models have their own
+    name: str = setting(
+        "", "empty: the dataset's own; the name of another's, or \"pkg.mod:factory\""
+    )
+    norm: str = setting(
+        "batch",
+        "normalisation layers: BatchNorm or GroupNorm; own models have their own",
+        choices=("batch", "group"),
+    )
 
 
 @dataclass(frozen=True)
 class VisibilityConfig:
     """`visibility.*`: who can be seen in a round."""
 
-    kind: str = "mobile"  # the pattern of who is visible when, see docs/data.md
-    cluster_size: int = 10  # of mobile, cyclic and overlapping: clients at one place
-    overlap: int = 2  # of overlapping: clients that neighbouring clusters share
-    p: float = 0.1  # of random: probability of a client to be visible in a round
-    p_on: float = 0.05  # of markov: probability that a sleeping client wakes up in a round
-    p_off: float = 0.45  # of markov: probability that a client awake falls asleep in a round
-    trace: str = ""  # of trace: csv of device,ready_start_s,ready_end_s
-    trace_devices: str = ""  # of trace: csv of device,trace_start_s,trace_end_s, if there is one
-    round_seconds: float = 600.0  # of trace: seconds of a round
-    min_visible: int = 1  # rounds with fewer visible clients pass without training
+    kind: str = setting(
+        "mobile",
+        "the pattern of who is visible when, see docs/data.md",
+        choices=("mobile", "cyclic", "overlapping", "random", "markov", "trace", "full"),
+    )
+    cluster_size: int = setting(
+        10, "of mobile, cyclic and overlapping: clients at one place", at_least=1
+    )
+    overlap: int = setting(
+        2, "of overlapping: clients that neighbouring clusters share", at_least=0
+    )
+    p: float = setting(
+        0.1, "of random: probability of a client to be visible in a round", above=0, at_most=1
+    )
+    p_on: float = setting(
+        0.05,
+        "of markov: probability that a sleeping client wakes up in a round",
+        above=0,
+        at_most=1,
+    )
+    p_off: float = setting(
+        0.45,
+        "of markov: probability that a client awake falls asleep in a round",
+        at_least=0,
+        at_most=1,
+    )
+    trace: str = setting("", "of trace: csv of device,ready_start_s,ready_end_s")
+    trace_devices: str = setting(
+        "", "of trace: csv of device,trace_start_s,trace_end_s, if there is one"
+    )
+    round_seconds: float = setting(600.0, "of trace: seconds of a round", above=0)
+    min_visible: int = setting(
+        1, "rounds with fewer visible clients pass without training", at_least=1
+    )
 
 
 @dataclass(frozen=True)
 class SelectionConfig:
     """`selection.*`."""
 
-    k: int = 5  # K, clients chosen in a round
+    k: int = setting(5, "K, clients chosen in a round", at_least=1)
 
 
 @dataclass(frozen=True)
 class LocalConfig:
     """`local.*`: how a client trains."""
 
-    optimizer: str = "sgd"  # of local training; it starts anew in every round
-    lr: float = 0.03  # learning rate of local training
-    momentum: float = 0.0  # of sgd
-    weight_decay: float = 0.0  # L2 penalty in local training
-    batch_size: int = 64  # examples in a local mini-batch; a last batch of one is skipped
-    epochs: int = 3  # passes over a client's examples in one round
-    proximal_mu: float = 0.01  # weight of FedProx's pull; only methods that use it read it
-    proximal_squared: bool = True  # false: the release's unsquared norms
-    augment: bool = False  # random crop and flip of images
+    optimizer: str = setting(
+        "sgd", "of local training; it starts afresh in every round", choices=("sgd", "adam")
+    )
+    lr: float = setting(0.03, "learning rate of local training", above=0)
+    momentum: float = setting(0.0, "of sgd", at_least=0, below=1)
+    weight_decay: float = setting(0.0, "L2 penalty in local training", at_least=0)
+    batch_size: int = setting(
+        64, "examples in a local mini-batch; a last batch of one is skipped", at_least=2
+    )
+    epochs: int = setting(3, "passes over a client's examples in one round", at_least=1)
+    proximal_mu: float = setting(
+        0.01, "weight of FedProx's pull; only methods that use it read it", at_least=0
+    )
+    proximal_squared: bool = setting(True, "false: the release's unsquared norms")
+    augment: bool = setting(False, "random crop and flip of images")
 
 
 @dataclass(frozen=True)
 class AggregateConfig:
     """`aggregate.*`: temporal averaging, for the methods that use it."""
 
-    window: int = 6  # global models averaged over time; 1: none
-    source: str = "raw"  # raw (last aggregates) or smoothed (last global models, the paper's)
-    everywhere: bool = False  # also for methods that merge plainly: then only choices differ
+    window: int = setting(6, "global models averaged over time; 1: none", at_least=1)
+    source: str = setting(
+        "raw",
+        "raw (last aggregates) or smoothed (last global models, the paper's)",
+        choices=("raw", "smoothed"),
+    )
+    everywhere: bool = setting(
+        False, "also for methods that merge plainly: then only choices differ"
+    )
 
 
 @dataclass(frozen=True)
 class SketchConfig:
     """`sketch.*`: the random projection of model parameters that clients send."""
 
-    kind: str = "gaussian"  # gaussian, or count: about 50 times cheaper on a device
-    size: int = 128  # D, floats that a client sends
-    parameters: str = "head"  # head (dense layers after the last convolution) or all
-    scale: str = "sqrt"  # gaussian: 1/sqrt(D), or mean: 1/D as the paper prints it
+    kind: str = setting(
+        "gaussian",
+        "gaussian, or count: about 50 times cheaper on a device",
+        choices=("gaussian", "count"),
+    )
+    size: int = setting(128, "D, floats that a client sends", at_least=1)
+    parameters: str = setting(
+        "head", "head (dense layers after the last convolution) or all", choices=("head", "all")
+    )
+    scale: str = setting(
+        "sqrt", "gaussian: 1/sqrt(D), or mean: 1/D as the paper prints it", choices=("sqrt", "mean")
+    )
 
 
 @dataclass(frozen=True)
 class RewardConfig:
     """`reward.*`: the proxy score a method may learn from."""
 
-    metric: str = "f1"  # score on the proxy set: macro F1 or accuracy
-    smoothing: float = 0.95  # weight of the new score, lambda of Eq. (reward)
+    metric: str = setting(
+        "f1", "score on the proxy set: macro F1 or accuracy", choices=("f1", "accuracy")
+    )
+    smoothing: float = setting(
+        0.95, "weight of the new score, lambda of Eq. (reward)", above=0, at_most=1
+    )
 
 
 @dataclass(frozen=True)
 class LearnerConfig(AgentConfig):
     """`agent.*`: how `glimpse` sees, scores and learns; see `agent/config.py`."""
 
-    save: str = ""  # write the trained policy there at the end; one file for each seed
-    load: str = ""  # start from that policy; with agent.frozen=true use it as it is
+    save: str = setting("", "write the trained policy there at the end; one file for each seed")
+    load: str = setting("", "start from that policy; with agent.frozen=true use it as it is")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """`engine.*`: where and how it is computed; results depend on it by rounding alone."""
 
-    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1
-    precision: str = "fp32"  # of matrix products; tf32 and bf16 only on a GPU
-    trainer: str = "auto"  # auto: the fastest that fits; graphed only on a GPU
-    max_jobs: int | str = "auto"  # clients in memory at a time, 1 or more; auto: what fits
+    device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1")
+    precision: str = setting(
+        "fp32", "of matrix products; tf32 and bf16 only on a GPU", choices=("fp32", "tf32", "bf16")
+    )
+    trainer: str = setting(
+        "auto",
+        "auto: the fastest that fits; graphed only on a GPU",
+        choices=("auto", "serial", "batched", "graphed"),
+    )
+    max_jobs: int | str = setting(
+        "auto",
+        "clients in memory at a time, 1 or more; auto: what fits",
+        choices=("auto",),
+        at_least=1,
+    )
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
     """`evaluate.*`."""
 
-    every: int = 1  # rounds between scores on the test set; the last round always counts
+    every: int = setting(
+        1, "rounds between scores on the test set; the last round always counts", at_least=1
+    )
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
     """`checkpoint.*`."""
 
-    every: int = 10  # rounds between checkpoints; the last round is always kept
-    keep_models: int = 0  # keep the global models of every n-th round in models/; 0: none
+    every: int = setting(
+        10, "rounds between checkpoints; the last round is always kept", at_least=1
+    )
+    keep_models: int = setting(
+        0, "keep the global models of every n-th round in models/; 0: none", at_least=0
+    )
 
 
 @dataclass(frozen=True)
 class LogConfig:
     """`log.*`: trackers that follow a run while it goes on; see `runs/trackers.py`."""
 
-    tensorboard: bool = False  # event files in the run folder
-    own: str = ""  # any other tracker: "pkg.mod:name", as in examples/log_to_wandb.py
+    tensorboard: bool = setting(False, "event files in the run folder")
+    own: str = setting("", 'any other tracker: "pkg.mod:name", as in examples/log_to_wandb.py')
 
 
 @dataclass(frozen=True)
 class Config:
     """A complete description of a run."""
 
-    preset: str = "tuned-1"  # a set of values for many keys, see docs/presets.md
-    method: str = "fedavg"  # a name of `fedglimpse methods`, or "pkg.mod:build"
-    seeds: tuple[int, ...] = (0,)  # one run for each, side by side
-    rounds: int = 100  # communication rounds
+    preset: str = setting(
+        "tuned-1", "a set of values for many keys, see docs/presets.md", choices=tuple(PRESETS)
+    )
+    method: str = setting("fedavg", 'a name of `fedglimpse methods`, or "pkg.mod:build"')
+    seeds: tuple[int, ...] = setting((0,), "one run for each, side by side")
+    rounds: int = setting(100, "communication rounds", at_least=1)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     visibility: VisibilityConfig = field(default_factory=VisibilityConfig)
@@ -174,12 +276,15 @@ class Config:
 
     def to_toml(self) -> str:
         """Return the resolved configuration as TOML, enough to repeat the run."""
-        top = {k: v for k, v in dataclasses.asdict(self).items() if not isinstance(v, dict)}
-        tables = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, dict)}
-        lines = [f"{k} = {_toml(v)}" for k, v in top.items()]
-        for name, table in tables.items():
-            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in table.items())]
-        return "\n".join(lines) + "\n"
+        lines: list[str] = []
+        tables: list[str] = []
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, dict):
+                tables += ["", f"[{name}]"]
+                tables += [f"{key} = {toml_value(entry)}" for key, entry in value.items()]
+            else:
+                lines.append(f"{name} = {toml_value(value)}")
+        return "\n".join([*lines, *tables]) + "\n"
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -193,11 +298,12 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Write a setting's value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
+        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
