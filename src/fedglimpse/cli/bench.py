@@ -1,9 +1,7 @@
-"""Measure the engine on this machine, on random examples of the real shapes.
+"""`fedglimpse bench`: how fast this machine is, on random examples with the shapes of real data.
 
-`round`: whole rounds of several lanes with everything in them, and the share of every part.
-`engine`: local training alone, trainer by trainer.
-
-`fedglimpse bench`: how fast this machine is, and where a round's time goes.
+`round` times whole rounds of several lanes and shows the share of every part of a round. `engine`
+times local training alone.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedglimpse import rng
+from fedglimpse.cli.options import TABLE_WIDTH
 from fedglimpse.config.checks import check, pick_device
 from fedglimpse.config.loading import resolve
 from fedglimpse.config.schema import Config
@@ -37,50 +36,68 @@ from fedglimpse.runs.rounds import crew_of, play_round
 from fedglimpse.runs.selectors import Crew
 from fedglimpse.simulation.world import World
 
-SHAPES = {  # examples in training and test set, their shape, classes, clients
-    "cifar10": (50_000, 10_000, (3, 32, 32), 10, 100),
-    "fashion": (60_000, 10_000, (1, 28, 28), 10, 100),
-    "har": (10_500, 2_947, (561,), 6, 30),
-    "digits": (1_437, 360, (1, 8, 8), 10, 40),
+Kind = Literal["engine", "round"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a dataset and of a federation that usually trains on it."""
+
+    train: int  # examples
+    test: int
+    example: tuple[int, ...]
+    classes: int
+    clients: int
+
+
+SHAPES = {
+    "cifar10": Shape(50_000, 10_000, (3, 32, 32), 10, 100),
+    "fashion": Shape(60_000, 10_000, (1, 28, 28), 10, 100),
+    "har": Shape(10_500, 2_947, (561,), 6, 30),
+    "digits": Shape(1_437, 360, (1, 8, 8), 10, 40),
 }
 PARTS = ("train", "reports", "select", "aggregate", "evaluate", "learn")
 TEST_EVERY = 10  # rounds between scores on the test set
 WARM_UP = 45  # rounds until the agents learn from full mini-batches
+SHORT_WARM_UP = 2  # for a quick look, without the agents' learning
+SERIAL_ROUNDS = 3  # of the plain loop, which is slow
 
 
 def random_data(name: str) -> Dataset:
-    """Return noise of the shape of a dataset; labels are noise too."""
-    train, test, shape, classes, _ = SHAPES[name]
-    draw = rng.generator(0, "bench")
+    """Return noise of the shape of a dataset, with random labels."""
+    shape = SHAPES[name]
+    generator = rng.generator(0, "bench")
 
     def examples(count: int) -> torch.Tensor:
-        if len(shape) == 3:
-            return torch.randint(256, (count, *shape), generator=draw, dtype=torch.uint8)
-        return torch.randn(count, *shape, generator=draw)
+        if len(shape.example) == 3:
+            size = (count, *shape.example)
+            return torch.randint(256, size, generator=generator, dtype=torch.uint8)
+        return torch.randn(count, *shape.example, generator=generator)
 
     def labels(count: int) -> torch.Tensor:
-        return torch.randint(classes, (count,), generator=draw)
+        return torch.randint(shape.classes, (count,), generator=generator)
 
     return Dataset(
         name=name,
         label=f"{name} (noise)",
-        x_train=examples(train),
-        y_train=labels(train),
-        x_test=examples(test),
-        y_test=labels(test),
-        num_classes=classes,
+        x_train=examples(shape.train),
+        y_train=labels(shape.train),
+        x_test=examples(shape.test),
+        y_test=labels(shape.test),
+        num_classes=shape.classes,
     )
 
 
 def settings(name: str, lanes: int, device: str, precision: str, trainer: str) -> Config:
-    """Return the paper's round: 10 visible clients train, 5 are chosen by the agent.
+    """Return the paper's round: 10 visible clients train, of which the agent selects 5.
 
     Raises:
-        UserError: for a dataset whose shape is not known, or a setting that cannot be.
+        UserError: for a dataset without a known shape, or an invalid setting.
     """
     if name not in SHAPES:
         raise UserError(
-            f"--dataset {name} is unknown.{nearest(name, SHAPES)} Use {', '.join(SHAPES)}."
+            f"--dataset {name} is unknown.{nearest(name, SHAPES)} Use {', '.join(SHAPES)}.",
+            key="--dataset",
         )
     config = resolve(
         {
@@ -88,7 +105,7 @@ def settings(name: str, lanes: int, device: str, precision: str, trainer: str) -
             "seeds": list(range(lanes)),
             "data.name": name,
             "data.partition": "iid",
-            "data.clients": SHAPES[name][4],
+            "data.clients": SHAPES[name].clients,
             "engine.device": device,
             "engine.precision": precision,
             "engine.trainer": trainer,
@@ -100,43 +117,51 @@ def settings(name: str, lanes: int, device: str, precision: str, trainer: str) -
 
 
 def noise_world(config: Config) -> tuple[World, torch.device]:
-    """Build a world on noise in place of its dataset, and say where it is."""
-    place, precision = pick_device(config.engine.device), cast(Precision, config.engine.precision)
-    data = random_data(config.data.name).to(place)
-    return world_of(Parts(config, data, place, precision), [config]), place
+    """Build a world on noise instead of its dataset; also return its device."""
+    device = pick_device(config.engine.device)
+    dataset = random_data(config.data.name).to(device)
+    parts = Parts(config, dataset, device, cast(Precision, config.engine.precision))
+    return world_of(parts, [config]), device
+
+
+@dataclass
+class OpenPart:
+    """A part of a round that is being timed."""
+
+    name: str
+    inner_seconds: float = 0.0  # spent in parts inside it
 
 
 @dataclass
 class Stopwatch:
-    """Time spent in the parts of a round, the device waited for at every change of part."""
+    """Times the parts of a round. It waits for the device whenever the part changes."""
 
     device: torch.device
-    spent: dict[str, float] = field(default_factory=dict)  # seconds
-    _open: list[tuple[str, float]] = field(default_factory=list)
+    spent: dict[str, float] = field(default_factory=dict)  # seconds by part
+    _open: list[OpenPart] = field(default_factory=list)  # outermost first
 
     def now(self) -> float:
-        """Return the time when all work so far is done."""
+        """Return the time at which all work so far is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the block for `name`, and not for the part around it."""
+        """Add the time of the block to `name`, and take it off the part around it."""
         began = self.now()
-        self._open.append((name, 0.0))
+        self._open.append(OpenPart(name))
         try:
             yield
         finally:
-            took = self.now() - began
-            _, inside = self._open.pop()
-            self.spent[name] = self.spent.get(name, 0.0) + took - inside
+            seconds = self.now() - began
+            part = self._open.pop()
+            self.spent[name] = self.spent.get(name, 0.0) + seconds - part.inner_seconds
             if self._open:
-                outer, inner = self._open.pop()
-                self._open.append((outer, inner + took))
+                self._open[-1].inner_seconds += seconds
 
     def watch(self, owner: Any, method: str, name: str) -> None:
-        """Count every call of a method of one object for `name`."""
+        """Add the time of every call of a method of one object to `name`."""
         original: Callable[..., Any] = getattr(owner, method)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -159,35 +184,34 @@ def watch_round(world: World, crew: Crew, stopwatch: Stopwatch) -> None:
 def bench_round(
     name: str, lanes: int, device: str, precision: str, rounds: int = 20, trainer: str = "auto"
 ) -> dict[str, Any]:
-    """Time whole rounds: reports, agent, aggregation, proxy reward, test accuracy now and then."""
-    world, place = noise_world(settings(name, lanes, device, precision, trainer))
-    crew, stopwatch = crew_of(world), Stopwatch(place)
-    warm = WARM_UP if rounds >= 10 else 2  # a quick look does without the agents' learning
-    for i in range(warm):
+    """Time whole rounds: reports, agent, aggregation, proxy reward and some test accuracies."""
+    config = settings(name, lanes, device, precision, trainer)
+    world, torch_device = noise_world(config)
+    stopwatch = Stopwatch(torch_device)
+    crew = crew_of(world)
+    for i in range(WARM_UP if rounds >= 10 else SHORT_WARM_UP):
         play_round(world, i == 0, crew)
-    whole, flops = [], 0
+    round_seconds: list[float] = []
     for i in range(rounds):
         began = stopwatch.now()
         records = play_round(world, i % TEST_EVERY == 0, crew)
-        whole.append(stopwatch.now() - began)
-        flops = sum(r["client_flops"] for r in records)
+        round_seconds.append(stopwatch.now() - began)
+    flops = sum(record["client_flops"] for record in records)
     watch_round(world, crew, stopwatch)
     for i in range(TEST_EVERY):
         with stopwatch.part("other"):
             play_round(world, i == 0, crew)
-    spent = {part: stopwatch.spent.get(part, 0.0) / TEST_EVERY for part in (*PARTS, "other")}
-    total = sum(spent.values())
+    part_seconds: dict[str, float] = {}  # of a round
+    for part in (*PARTS, "other"):
+        part_seconds[part] = stopwatch.spent.get(part, 0.0) / TEST_EVERY
+    total = sum(part_seconds.values())
     return {
-        "dataset": name,
-        "lanes": lanes,
-        "precision": precision,
-        "trainer": type(world.trainer).__name__,
-        "rounds": rounds,
-        "ms_per_lane_round": round(sum(whole) / rounds / lanes * 1e3, 3),
-        "median_ms_per_lane_round": round(median(whole) / lanes * 1e3, 3),
-        "tflops_in_training": round(flops / max(spent["train"], 1e-9) / 1e12, 2),
-        "peak_gib": _peak(place),
-        "share": {part: round(seconds / total, 4) for part, seconds in spent.items()},
+        **_header(name, lanes, precision, world, rounds),
+        "ms_per_lane_round": round(sum(round_seconds) / rounds / lanes * 1e3, 3),
+        "median_ms_per_lane_round": round(median(round_seconds) / lanes * 1e3, 3),
+        "tflops_in_training": round(flops / max(part_seconds["train"], 1e-9) / 1e12, 2),
+        "peak_gib": _peak_memory(torch_device),
+        "share": {part: round(seconds / total, 4) for part, seconds in part_seconds.items()},
     }
 
 
@@ -195,29 +219,37 @@ def bench_engine(
     name: str, lanes: int, device: str, precision: str, rounds: int = 5, trainer: str = "auto"
 ) -> dict[str, Any]:
     """Time the local training of a round alone: 10 clients in every lane."""
-    world, place = noise_world(settings(name, lanes, device, precision, trainer))
-    stopwatch, took, flops = Stopwatch(place), [], 0
-    original = world.trainer.train
+    world, torch_device = noise_world(settings(name, lanes, device, precision, trainer))
+    stopwatch = Stopwatch(torch_device)
+    train = world.trainer.train
+    seconds: list[float] = []
 
     def timed(start: torch.Tensor, jobs: Any) -> Any:
         began = stopwatch.now()
-        trained = original(start, jobs)
-        took.append(stopwatch.now() - began)
+        trained = train(start, jobs)
+        seconds.append(stopwatch.now() - began)
         return trained
 
     world.trainer.train = timed  # type: ignore[method-assign]
-    for _ in range(rounds + 2):
-        flops = sum(r["client_flops"] for r in play_round(world, False))
-    spent = median(took[2:])
+    for _ in range(SHORT_WARM_UP + rounds):
+        records = play_round(world, False)
+    flops = sum(record["client_flops"] for record in records)
+    typical_seconds = median(seconds[SHORT_WARM_UP:])
+    return {
+        **_header(name, lanes, precision, world, rounds),
+        "ms_per_10_clients": round(typical_seconds / lanes * 1e3, 3),
+        "tflops": round(flops / typical_seconds / 1e12, 2),
+        "peak_gib": _peak_memory(torch_device),
+    }
+
+
+def _header(name: str, lanes: int, precision: str, world: World, rounds: int) -> dict[str, Any]:
     return {
         "dataset": name,
         "lanes": lanes,
         "precision": precision,
         "trainer": type(world.trainer).__name__,
         "rounds": rounds,
-        "ms_per_10_clients": round(spent / lanes * 1e3, 3),
-        "tflops": round(flops / spent / 1e12, 2),
-        "peak_gib": _peak(place),
     }
 
 
@@ -226,7 +258,7 @@ def report(what: str, results: Any, device: str) -> dict[str, Any]:
     return {"what": what, "device": device, **environment(), "results": results}
 
 
-def _peak(device: torch.device) -> float | None:
+def _peak_memory(device: torch.device) -> float | None:
     """Return the largest device memory in use since the last call, in GiB."""
     if device.type != "cuda":
         return None
@@ -235,43 +267,46 @@ def _peak(device: torch.device) -> float | None:
     return round(peak, 2)
 
 
-Kind = Literal["engine", "round"]
-
-TABLE_WIDTH = 150  # a narrower terminal wraps lines, but not the words of a cell
-SERIAL_ROUNDS = 3  # of the plain loop, which is slow
-
-
 def bench_command(
     kind: Annotated[Kind, typer.Argument(help="engine: local training alone; round: everything.")],
     dataset: Annotated[
-        list[str] | None, typer.Option(help="cifar10, fashion, har, digits; repeat for several.")
+        list[str] | None, typer.Option(help="cifar10, fashion, har or digits; can be repeated.")
     ] = None,
-    lanes: Annotated[list[int] | None, typer.Option(help="Federations side by side.")] = None,
-    precision: Annotated[list[str] | None, typer.Option(help="fp32, tf32, bf16.")] = None,
-    trainer: Annotated[str, typer.Option(help="auto, serial, batched, graphed.")] = "auto",
-    beside: Annotated[
-        bool, typer.Option("--beside-serial", help="Time the plain loop over clients too.")
+    lanes: Annotated[
+        list[int] | None, typer.Option(help="Federations side by side; can be repeated.")
+    ] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help="fp32, tf32 or bf16; can be repeated.")
+    ] = None,
+    trainer: Annotated[str, typer.Option(help="auto, serial, batched or graphed.")] = "auto",
+    beside_serial: Annotated[
+        bool, typer.Option("--beside-serial", help="Also time the plain loop over clients.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
-    rounds: Annotated[int, typer.Option(help="Rounds that are timed.")] = 20,
-    out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Rounds to time.")] = 20,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file of the results; default: in benchmarks/results.")
+    ] = None,
 ) -> None:
-    """Time rounds on noise of a dataset's shape, after a warm-up; medians."""
-    if rounds < 1 or min(lanes or [1]) < 1:
-        raise UserError(f"--rounds {rounds} and --lanes {lanes}: use numbers from 1 on.")
-    place = pick_device(device)
+    """Time rounds on noise with the shape of a dataset, after a warm-up."""
+    if rounds < 1:
+        raise UserError(f"--rounds {rounds} must be 1 or more.", key="--rounds")
+    if lanes and min(lanes) < 1:
+        raise UserError(f"--lanes {min(lanes)} must be 1 or more.", key="--lanes")
+    device_name = str(pick_device(device))
+    path = out or Path("benchmarks/results") / f"bench_{kind}_{device_name.partition(':')[0]}.json"
     measure: Callable[..., dict[str, Any]] = bench_round if kind == "round" else bench_engine
-    results = []
-    path = out or Path("benchmarks/results") / f"bench_{kind}_{place.type}.json"
-    wanted = list(product(dataset or ["digits"], lanes or [4], precision or ["fp32"]))
-    for name, count, kept in wanted:
-        settings(name, count, device, kept, trainer)
-    for name, count, kept in wanted:
-        results.append(measure(name, count, device, kept, rounds, trainer))
-        if beside:
-            plain = measure(name, 1, device, kept, SERIAL_ROUNDS, "serial")
-            results[-1] |= _against(results[-1], plain)
-        content = report(f"fedglimpse bench {kind}", results, str(place))
+    cases = list(product(dataset or ["digits"], lanes or [4], precision or ["fp32"]))
+    for name, lane_count, case_precision in cases:
+        settings(name, lane_count, device, case_precision, trainer)  # checks them all first
+    results: list[dict[str, Any]] = []
+    for name, lane_count, case_precision in cases:
+        result = measure(name, lane_count, device, case_precision, rounds, trainer)
+        if beside_serial:
+            serial = measure(name, 1, device, case_precision, SERIAL_ROUNDS, "serial")
+            result |= _against_serial(result, serial)
+        results.append(result)
+        content = report(f"fedglimpse bench {kind}", results, device_name)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(content, indent=1) + "\n")
@@ -279,22 +314,30 @@ def bench_command(
     typer.echo(f"results: {path}")
 
 
-def _against(result: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float]:
-    """Say how much longer one lane takes with one client after the other."""
-    unit = next(name for name in ("ms_per_lane_round", "ms_per_10_clients") if name in plain)
-    return {f"serial_{unit}": plain[unit], "times_serial": round(plain[unit] / result[unit], 2)}
+def _against_serial(result: Mapping[str, Any], serial: Mapping[str, Any]) -> dict[str, float]:
+    """Return how much longer a lane takes with one client after the other."""
+    unit = "ms_per_lane_round" if "ms_per_lane_round" in serial else "ms_per_10_clients"
+    return {
+        f"serial_{unit}": serial[unit],
+        "times_serial": round(serial[unit] / result[unit], 2),
+    }
 
 
 def table(kind: Kind, results: Sequence[dict[str, Any]]) -> Table:
     """Return the results as a table."""
-    shown = Table(box=None, pad_edge=False)
-    head = ["dataset", "lanes", "precision", "trainer"]
-    numbers = ["ms_per_lane_round", "tflops_in_training"] if kind == "round" else []
-    numbers = numbers or ["ms_per_10_clients", "tflops"]
-    numbers += ["times_serial"] if "times_serial" in results[0] else []
-    for column in (*head, *numbers, *(PARTS if kind == "round" else ())):
-        shown.add_column(column.replace("_", " "))
+    columns = ["dataset", "lanes", "precision", "trainer"]
+    if kind == "round":
+        columns += ["ms_per_lane_round", "tflops_in_training"]
+    else:
+        columns += ["ms_per_10_clients", "tflops"]
+    if "times_serial" in results[0]:
+        columns.append("times_serial")
+    shares = PARTS if kind == "round" else ()
+    rows = Table(box=None, pad_edge=False)
+    for column in (*columns, *shares):
+        rows.add_column(column.replace("_", " "))
     for result in results:
-        shares = [f"{result['share'][part]:.0%}" for part in PARTS] if kind == "round" else []
-        shown.add_row(*(str(result[name]) for name in (*head, *numbers)), *shares)
-    return shown
+        cells = [str(result[column]) for column in columns]
+        cells += [f"{result['share'][part]:.0%}" for part in shares]
+        rows.add_row(*cells)
+    return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -10,13 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from fedglimpse.cli.bench import bench_command
-from fedglimpse.cli.data import app as data_app
-from fedglimpse.cli.data import data_status
 from fedglimpse.cli.flower import app as flower_app
+from fedglimpse.cli.info import data_app, doctor, methods
 from fedglimpse.cli.notices import NEW_RUN, SaysFirst, holds_run, resumed_config, without_effect
 from fedglimpse.cli.options import (
     PlainCommand,
@@ -40,7 +36,6 @@ from fedglimpse.plugins import users_fault
 from fedglimpse.runs.folder import RunFolder, write_atomically, writing
 from fedglimpse.runs.preflight import Readiness
 from fedglimpse.runs.progress import Profiled, listener
-from fedglimpse.runs.provenance import environment
 from fedglimpse.runs.summary import Estimate
 from fedglimpse.studies.compare import check_target, default_target, markdown, row_of
 from fedglimpse.version import VERSION
@@ -151,34 +146,8 @@ def compare(
     typer.echo(f"results: {out}")
 
 
-@app.command(cls=PlainCommand)
-def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-) -> None:
-    """List every method with its phase, what it sends, and where it comes from."""
-    described = [describe(registry.info(name)) for name in registry.MODULES]
-    if as_json:
-        typer.echo(json.dumps([vars(d) for d in described], indent=1))
-        return
-    table = Table(box=None, pad_edge=False)
-    columns = ("method", "phase", "trains", "uplink a round", "confidence", "source", "idea")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for d in described:
-        table.add_row(d.name, d.phase, d.trains, d.uplink, d.confidence, d.source, d.summary)
-    Console(width=max(Console().width, 120)).print(table)
-    typer.echo("\nK chosen clients, V visible clients, d floats of the model, D of a sketch.")
-    typer.echo("Your own: method=package.module:build (see docs/add-a-method.md).")
-
-
-@app.command(cls=PlainCommand)
-def doctor() -> None:
-    """Say what this installation has: versions, device, data."""
-    for name, value in environment().items():
-        typer.echo(f"{name:12} {value}")
-    data_status()
-
-
+app.command("methods", cls=PlainCommand)(methods)
+app.command("doctor", cls=PlainCommand)(doctor)
 app.command("sweep", cls=PlainCommand)(sweep)
 app.command("report", cls=PlainCommand)(report)
 app.command("teach", cls=WordsCommand)(teach_command)

@@ -1,9 +1,8 @@
-"""How a command shows its help and reads its words, whatever versions of typer and click meet.
+"""Shared by the subcommands: their help, and how they read TOML files and key=value settings.
 
-Typer below 0.21, which Flower asks for, loses the help of arguments beside click 8.5, and writes
-backslashes before brackets where Rich is installed but not used.
-
-The words of a command that has settings: a TOML file, names, key=value.
+Help is written here because versions of typer and click disagree: typer below 0.21, which Flower
+requires, loses the help of arguments beside click 8.5, and escapes brackets for Rich even where
+Rich is not used.
 """
 
 from __future__ import annotations
@@ -21,71 +20,8 @@ from fedglimpse.config.loading import load
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 
-
-class PlainCommand(TyperCommand):
-    """A command whose help tells what every argument is."""
-
-    def format_arguments(self, ctx: Any, formatter: Any) -> None:
-        """Leave arguments to `format_options`; click 8.5 would tell them twice."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options, each with its help."""
-        said = _helps(self.callback)
-        rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is None:
-                continue
-            text, argument = record[1].replace("\\[", "["), param.param_type_name == "argument"
-            lost = said.get(str(param.name), "") if argument else ""
-            text = text if lost in text else f"{lost}  {text}".strip()
-            rows["Arguments" if argument else "Options"].append((record[0], text))
-        for title, some in rows.items():
-            if some:
-                with formatter.section(title):
-                    formatter.write_dl(some)
-
-
-class WordsCommand(PlainCommand):
-    """A command that takes `key=value` settings, and says so to who writes `--key value`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words; raises UserError for a setting that is written as an option."""
-        known = {name for param in self.get_params(ctx) for name in param.opts}
-        for i, word in enumerate(args):
-            if word == "--":
-                break
-            option = word.partition("=")[0]
-            if option.startswith("--") and option not in known:
-                _refuse_setting(option, args[i:])
-        return super().parse_args(ctx, args)
-
-
-def _refuse_setting(option: str, words: Sequence[str]) -> None:
-    """Raise UserError where an unknown option has the name of a setting, or nearly so."""
-    flat = Config().flat()
-    close = difflib.get_close_matches(option.lstrip("-"), flat, n=1, cutoff=0.8)
-    if not close:
-        return
-    value = words[0].partition("=")[2]
-    if not value:
-        after = words[1] if len(words) > 1 else "-"
-        value = "VALUE" if after.startswith("-") or "=" in after else after
-    if isinstance(flat[close[0]], tuple) and not value.startswith("["):
-        value = f"[{value}]"
-    raise UserError(f"There is no option {option}: write {close[0]}={value}, without dashes.")
-
-
-def _helps(callback: Callable[..., Any] | None) -> dict[str, str]:
-    """Return what the function of a command says of its parameters."""
-    if callback is None:
-        return {}
-    hints = get_type_hints(inspect.unwrap(callback), include_extras=True)
-    found = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {
-        name: getattr(info, "help", None) or "" for name, infos in found.items() for info in infos
-    }
-
+TABLE_WIDTH = 150  # a narrower terminal wraps lines, but not inside a cell
+SIMILAR_ENOUGH = 0.8  # an option is taken for a misspelt setting from this similarity on
 
 Words = Annotated[
     list[str] | None,
@@ -94,11 +30,95 @@ Words = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
+class PlainCommand(TyperCommand):
+    """A command whose help explains every argument and option."""
+
+    def format_arguments(self, ctx: Any, formatter: Any) -> None:
+        """Leave arguments to `format_options`; click 8.5 would list them twice."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options, each with its help."""
+        argument_help = _parameter_help(self.callback)
+        arguments: list[tuple[str, str]] = []
+        options: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            name, text = record
+            text = text.replace("\\[", "[")
+            if param.param_type_name != "argument":
+                options.append((name, text))
+                continue
+            lost_text = argument_help.get(str(param.name), "")
+            if lost_text not in text:
+                text = f"{lost_text}  {text}".strip()
+            arguments.append((name, text))
+        for title, rows in (("Arguments", arguments), ("Options", options)):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class WordsCommand(PlainCommand):
+    """A command with key=value settings, which explains them to users who write `--key value`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; raises UserError for a setting that is written as an option."""
+        options = {name for param in self.get_params(ctx) for name in param.opts}
+        for i, word in enumerate(args):
+            if word == "--":
+                break
+            option = word.partition("=")[0]
+            if option.startswith("--") and option not in options:
+                _refuse_setting(option, args[i:])
+        return super().parse_args(ctx, args)
+
+
+def _refuse_setting(option: str, words: Sequence[str]) -> None:
+    """Raise UserError if an unknown option has the name of a setting, or nearly so."""
+    settings = Config().flat()
+    name = option.lstrip("-")
+    similar = difflib.get_close_matches(name, settings, n=1, cutoff=SIMILAR_ENOUGH)
+    if not similar:
+        return
+    key = similar[0]
+    value = words[0].partition("=")[2]
+    if not value:
+        next_word = words[1] if len(words) > 1 else "-"
+        is_value = not next_word.startswith("-") and "=" not in next_word
+        value = next_word if is_value else "VALUE"
+    if isinstance(settings[key], tuple) and not value.startswith("["):
+        value = f"[{value}]"
+    raise UserError(
+        f"There is no option {option}: write {key}={value}, without dashes.", key=option
+    )
+
+
+def _parameter_help(callback: Callable[..., Any] | None) -> dict[str, str]:
+    """Return the help of the parameters of a command's function."""
+    if callback is None:
+        return {}
+    texts: dict[str, str] = {}
+    hints = get_type_hints(inspect.unwrap(callback), include_extras=True)
+    for name, hint in hints.items():
+        for info in getattr(hint, "__metadata__", ()):
+            texts[name] = getattr(info, "help", None) or ""
+    return texts
+
+
 def sort_words(words: Sequence[str]) -> tuple[list[Path], list[str], list[str]]:
     """Split words into TOML files, plain names and key=value settings."""
-    settings = [w for w in words if "=" in w]
-    files = [Path(w) for w in words if "=" not in w and w.endswith(".toml")]
-    names = [w for w in words if "=" not in w and not w.endswith(".toml")]
+    files: list[Path] = []
+    names: list[str] = []
+    settings: list[str] = []
+    for word in words:
+        if "=" in word:
+            settings.append(word)
+        elif word.endswith(".toml"):
+            files.append(Path(word))
+        else:
+            names.append(word)
     return files, names, settings
 
 
@@ -107,15 +127,16 @@ def without_names(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     files, names, settings = sort_words(words)
     if names:
         raise UserError(
-            f"'{names[0]}' is neither a .toml file nor key=value: write method={names[0]}."
+            f"'{names[0]}' is neither a .toml file nor key=value: write method={names[0]}.",
+            key="method",
         )
     return files, settings
 
 
 def load_config(
-    files: Sequence[Path], settings: Sequence[str], otherwise: Mapping[str, Any] | None = None
+    files: Sequence[Path], settings: Sequence[str], defaults: Mapping[str, Any] | None = None
 ) -> Config:
-    """Read at most one file and the settings after it; `otherwise` is for what they do not say."""
+    """Read at most one file and the settings, which override it; `defaults` come last."""
     if len(files) > 1:
-        raise UserError(f"Two files were given, {files[0]} and {files[1]}: name one.")
-    return load(files[0] if files else None, settings, otherwise)
+        raise UserError(f"There are two TOML files, {files[0]} and {files[1]}: name one.")
+    return load(files[0] if files else None, settings, defaults)

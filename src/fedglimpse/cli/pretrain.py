@@ -1,4 +1,4 @@
-"""The subcommand `teach`: a policy for a federation to come, from many simulated ones."""
+"""`fedglimpse teach`: pretrain a policy on many simulated federations."""
 
 from __future__ import annotations
 
@@ -14,53 +14,59 @@ from fedglimpse.errors import UserError
 from fedglimpse.runs.pretrain import METHOD, teach
 from fedglimpse.runs.progress import listener
 
-OTHERWISE = {"method": METHOD}  # for what the user does not say
+DEFAULTS = {"method": METHOD}
 
 
 def teach_command(
-    policy: Annotated[Path, typer.Option("--policy", help="Where the policy is written.")],
+    policy: Annotated[Path, typer.Option("--policy", help="File that the policy is written to.")],
     words: Words = None,
     also: Annotated[
         list[str] | None,
         typer.Option(
             "--also",
-            help="More federations, with these settings changed, such as "
-            "'data.partition=dirichlet selection.k=4'; repeat for several.",
+            help="Add federations with these settings changed, such as "
+            "'data.partition=dirichlet selection.k=4'; can be repeated.",
         ),
     ] = None,
-    lessons: Annotated[int, typer.Option(help="Mini-batches to learn from.")] = 6000,
+    lessons: Annotated[int, typer.Option(help="Mini-batches to train on.")] = 6000,
     quiet: Quiet = False,
 ) -> None:
-    """Teach a policy by many federations: fedglimpse teach [FILE.toml] [key=value ...] --policy F.
+    """Pretrain a policy: fedglimpse teach [FILE.toml] [key=value ...] --policy F.
 
-    Every seed is a federation, whose choices are drawn by lot: give many, such as
+    Every seed is a federation with random selections: give many, such as
     'seeds=[0,1,2,3,4,5,6,7]'. Use the policy with agent.load=F agent.frozen=true.
     """
     files, settings = without_names(words or [])
     check_place(str(policy), "--policy")
-    changed = [[], *(_split(some) for some in also or [])]
-    configs = [load_config(files, [*settings, *more], OTHERWISE) for more in changed]
-    taught = teach(configs, lessons, listener(quiet))
+    configs = [load_config(files, settings, DEFAULTS)]
+    for text in also or []:
+        configs.append(load_config(files, [*settings, *_split(text)], DEFAULTS))
+    result = teach(configs, lessons, listener(quiet))
     typer.echo(
-        f"taught by {_runs(taught.runs)}, {taught.rounds:,} rounds, in {lessons:,} lessons; "
-        f"TD loss {taught.td_loss:.2g}"
+        f"trained on {_count_runs(result.runs)}, {result.rounds:,} rounds, with {lessons:,} "
+        f"mini-batches; TD loss {result.td_loss:.2g}"
     )
-    if taught.agreement is None:
-        typer.echo("agreement cannot be told: it takes other seeds, with more rounds and a choice")
-    else:
-        agreement = taught.agreement.text(1, 3)
+    if result.agreement is None:
         typer.echo(
-            f"agreement with the rewards of {_runs(taught.held_out)} kept aside: {agreement}"
+            "agreement is unknown: it needs several seeds, more rounds, and rounds in which some "
+            "visible clients are not selected"
         )
-    typer.echo(f"policy: {write_policy(taught.policy, str(policy))}")
+    else:
+        agreement = result.agreement.text(scale=1, digits=3)
+        typer.echo(
+            f"agreement with the rewards of {_count_runs(result.held_out)} held out: {agreement}"
+        )
+    typer.echo(f"policy: {write_policy(result.policy, str(policy))}")
 
 
-def _runs(count: int) -> str:
+def _count_runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _split(words: str) -> list[str]:
+def _split(text: str) -> list[str]:
     try:
-        return shlex.split(words)
+        return shlex.split(text)
     except ValueError as error:
-        raise UserError(f"--also {words} cannot be read ({error}): mend its quotes.") from None
+        raise UserError(
+            f"--also {text} cannot be read ({error}): fix its quotes.", key="--also"
+        ) from None

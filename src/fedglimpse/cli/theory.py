@@ -1,4 +1,4 @@
-"""The subcommand `theory`: the convergence bound's terms, measured on runs."""
+"""`fedglimpse theory`: the terms of the convergence bound, measured on runs."""
 
 from __future__ import annotations
 
@@ -20,41 +20,45 @@ def theory(
         list[Path], typer.Argument(help="Run folders, or a folder of runs such as a sweep's.")
     ],
     examples: Annotated[
-        int, typer.Option(help="Use so many examples of each client; 0: all of them.", min=0)
+        int, typer.Option(help="Examples of each client to use; 0: all of them.", min=0)
     ] = 0,
     reuse: Annotated[
-        bool, typer.Option("--reuse", help="Read theory.json where it is there already.")
+        bool, typer.Option("--reuse", help="Read theory.json where it already exists.")
     ] = False,
 ) -> None:
-    """Measure what the convergence bound is made of: fedglimpse theory RUN [RUN ...].
+    """Measure the terms of the convergence bound: fedglimpse theory RUN [RUN ...].
 
     Writes theory.json into each run folder. Several runs also give a rank correlation: does a
     smaller selection deviation go with faster convergence?
     """
     if reuse and examples:
         raise UserError(
-            f"--examples {examples} has no effect with --reuse, which reads what was measured "
-            "before: leave one of them out."
+            f"--examples {examples} has no effect with --reuse, which reads earlier measurements: "
+            "leave one of them out.",
+            key="--examples",
         )
     folders = run_folders(runs)
     panels = []
     for folder in folders:
-        known = reuse and (folder / FILE).exists()
-        panels.append(read_panel(folder) if known else measure_run(folder, examples))
+        if reuse and (folder / FILE).exists():
+            panel = read_panel(folder)
+        else:
+            panel = measure_run(folder, examples)
+        panels.append(panel)
         if len(folders) == 1:
-            typer.echo(panel_text(panels[0]))
+            typer.echo(panel_text(panel))
         typer.echo(f"results: {folder / FILE}")
     if len(folders) > 1:
-        names = [folder.name for folder in folders]
-        typer.echo(comparison_text(panels, names))
+        typer.echo(comparison_text(panels, [folder.name for folder in folders]))
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Return the run folders among and below `paths`."""
-    found = []
+    """Return the run folders among and below `paths`, each once."""
+    folders: dict[Path, None] = {}  # in order, each once
     for path in paths:
-        below = sorted(p.parent for p in path.rglob("config.toml")) if path.is_dir() else []
-        if not below:
+        configs = sorted(path.rglob("config.toml")) if path.is_dir() else []
+        if not configs:
             raise UserError(f"{path} holds no run: name a folder with a config.toml in it.")
-        found += below
-    return list(dict.fromkeys(found))
+        for config in configs:
+            folders[config.parent] = None
+    return list(folders)
