@@ -219,8 +219,8 @@ def test_a_policy_is_taught_and_used(tmp_path: Path) -> None:
     words += ["--lessons", "3", "--policy", "policies/one.pt", "-q"]
     done = call(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "taught by 2 runs, 24 rounds, in 3 lessons" in done.stdout
-    assert "of 2 runs kept aside" in done.stdout
+    assert "trained on 2 runs, 24 rounds" in done.stdout
+    assert "of 2 runs held out" in done.stdout
     use = ["method=glimpse", "agent.load=policies/one.pt", "agent.frozen=true"]
     done = call("run", *small, *use, "--out", "a", "-q", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
