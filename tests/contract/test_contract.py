@@ -211,7 +211,7 @@ def test_lanes_together_equal_lanes_alone(name: str) -> None:
     for lane, seed in enumerate((0, 1)):
         alone = run(settings(name, seeds=[seed]))
         ours, theirs = untimed(alone.records, 0), untimed(both.records, lane)
-        if hasattr(alone.world.lanes[0].method.selector, "team_key"):  # sums in another order
+        if hasattr(alone.world.lanes[0].method.selector, "group_key"):  # sums in another order
             chosen = [[(r["selected"], r["visible"]) for r in some] for some in (ours, theirs)]
             assert chosen[0] == chosen[1]
             assert [r["mean_q"] for r in ours] == pytest.approx([r["mean_q"] for r in theirs])

@@ -84,13 +84,13 @@ class GlimpseSelector:
         return self._alone.feedback([outcome])[0]
 
     @property
-    def team_key(self) -> Hashable:
+    def group_key(self) -> Hashable:
         """Selectors with equal keys can be asked together."""
         sizes = tuple(self.agent.shape.values())
         return (self.config, self.num_classes, self.agent.device, sizes)
 
     @classmethod
-    def team(cls, selectors: Sequence[GlimpseSelector]) -> GlimpseTeam:
+    def group(cls, selectors: Sequence[GlimpseSelector]) -> GlimpseTeam:
         """Return the team that asks these selectors together."""
         return GlimpseTeam(selectors)
 
@@ -204,7 +204,7 @@ class GlimpseTeam:
     """Selectors of several lanes whose networks look and learn in one pass."""
 
     def __init__(self, selectors: Sequence[GlimpseSelector]) -> None:
-        """Gather selectors with the same `team_key`."""
+        """Gather selectors with the same `group_key`."""
         self.selectors = list(selectors)
         self.team = Team([selector.agent for selector in selectors])
 

@@ -42,8 +42,8 @@ class OneByOne:
 class Crew:
     """All selectors of a world, in teams.
 
-    A selector may offer `team_key`, equal for selectors that can be asked together, and a class
-    method `team(selectors)` that returns the `Team`.
+    A selector may offer `group_key`, equal for selectors that can be asked together, and a class
+    method `group(selectors)` that returns the `Team`.
     """
 
     def __init__(self, selectors: Sequence[Selector]) -> None:
@@ -51,12 +51,12 @@ class Crew:
         self.selectors = list(selectors)
         members: dict[Hashable, list[int]] = {}
         for r, selector in enumerate(selectors):
-            key = getattr(selector, "team_key", None)
+            key = getattr(selector, "group_key", None)
             members.setdefault(None if key is None else (type(selector), key), []).append(r)
         self._teams: list[tuple[list[int], Team]] = []
         for key, places in members.items():
             some: Any = [selectors[r] for r in places]
-            team = OneByOne(some) if key is None else type(some[0]).team(some)
+            team = OneByOne(some) if key is None else type(some[0]).group(some)
             self._teams.append((places, team))
 
     def serves(self, selectors: Sequence[Selector]) -> bool:
