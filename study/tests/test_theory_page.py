@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from exact_theory.statements import FailureCount, failures_text
 from fedglimpse.runs.summary import Estimate
-from fedglimpse.theory.check import Tally, tally_text
 from fedglimpse.theory.panel import read_panel
 from fedglimpse.theory.rank import Correlation, correlation_text
 from fedglimpse.theory.text import panel_text
@@ -20,7 +20,8 @@ STORED = ROOT / "study" / "results" / "theory"
 
 def test_the_table_of_statements_is_the_stored_one() -> None:
     stored = json.loads((STORED / "quadratics.json").read_text())
-    assert tally_text({name: Tally(**values) for name, values in stored.items()}) in PAGE
+    counts = {name: FailureCount(**values) for name, values in stored.items()}
+    assert failures_text(counts) in PAGE
 
 
 @pytest.mark.parametrize("name", ["digits", "fashion"])
@@ -32,8 +33,8 @@ def test_panels_are_the_stored_ones(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(STORED.glob("rank-*.json")), ids=lambda p: p.stem)
 def test_rank_correlations_are_the_stored_ones(path: Path) -> None:
     stored = json.loads(path.read_text())["correlations"]
-    found = {
+    correlations = {
         name: Correlation(**values | {"within_seeds": Estimate(**values["within_seeds"])})
         for name, values in stored.items()
     }
-    assert correlation_text(found) in PAGE
+    assert correlation_text(correlations) in PAGE

@@ -60,17 +60,6 @@ def lemma_4(spread: Value, q: QConstants[Value], ratio: float) -> Value:
     return by_spread + q.delta * (q.smoothness + q.mu * ratio) * 4 / (q.mu * q.mu * ratio)
 
 
-def lemma_4_top(spread: Value, q: QConstants[Value]) -> Value:
-    """Return what the same proof gives for the K largest Q-values: nothing is divided by c."""
-    by_spread = spread * q.smoothness * 2 / q.mu
-    return by_spread + q.delta * (q.smoothness + q.mu) * 4 / (q.mu * q.mu)
-
-
-def any_choice(spread: Value, ratio: float) -> Value:
-    """Return the bound that holds for every choice of a share `ratio` of the visible clients."""
-    return spread * ((1 - ratio) / ratio)
-
-
 def printed(c: Constants[Value], q: QConstants[Value] | None) -> Terms[Value]:
     """Return the terms as printed; without Q those of its proof before Lemma 4 is used."""
     deviation = c.deviation if q is None else lemma_4(c.spread, q, c.ratio)

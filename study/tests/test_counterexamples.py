@@ -1,4 +1,4 @@
-"""The smallest problems on which statements fail as printed; docs/theory.md tells them in words."""
+"""The smallest problems on which statements fail as printed; docs/theory.md gives them in words."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglimpse.theory import bound, lemmas
+from exact_theory import lemmas
+from exact_theory.quadratics import Quadratics
+from exact_theory.training import LocalPath, LocalSgd, RandomPoint, aggregate, local_path
+from fedglimpse.theory import bound
 from fedglimpse.theory.bound import Constants, QConstants
-from fedglimpse.theory.moments import Cloud, aggregate, local_path
-from fedglimpse.theory.quadratics import Quadratics
+
+AT_ZERO = torch.zeros(1, 1, dtype=torch.double)
 
 
 def scalars(*values: float) -> Tensor:
@@ -20,32 +23,49 @@ def scalars(*values: float) -> Tensor:
 
 def one_dimension(curvatures: list[float], gradients_at_zero: list[float]) -> Quadratics:
     """Clients on the line by their curvature and their gradient at w = 0; curvature not 0."""
-    a, g = scalars(*curvatures), scalars(*gradients_at_zero)
-    return Quadratics(a.view(1, -1, 1, 1), (-g / a).view(1, -1, 1))
+    curvature = scalars(*curvatures)
+    centre = -scalars(*gradients_at_zero) / curvature
+    return Quadratics(curvature.view(1, -1, 1, 1), centre.view(1, -1, 1))
+
+
+def path_of_both(problem: Quadratics, lr: float, steps: int) -> LocalPath:
+    """Local SGD without noise of the two clients, started at w = 0."""
+    start = RandomPoint.fixed(AT_ZERO)
+    return local_path(
+        problem, start, torch.tensor([[0, 1]]), LocalSgd(steps, scalars(lr), scalars(0.0))
+    )
 
 
 def test_lemma_1_fails_for_a_single_client() -> None:
     """Gradients 2 and 0, both visible, before any local step: 1 <= 1/4 is claimed."""
-    problem, w = one_dimension([1.0, 1.0], [2.0, 0.0]), torch.zeros(1, 1, dtype=torch.double)
-    path = lemmas.path_from(problem, w, torch.tensor([[0, 1]]), scalars(0.1), 1, scalars(0.0))
-    sides = lemmas.lemma_1(problem, w, path, 0, problem.smoothness(), averaged=False)
+    problem = one_dimension([1.0, 1.0], [2.0, 0.0])
+    path = path_of_both(problem, lr=0.1, steps=1)
+    sides = lemmas.lemma_1(problem, AT_ZERO, path, 0, problem.smoothness(), averaged=False)
     assert (float(sides.left), float(sides.right)) == pytest.approx((1.0, 0.25))
-    assert bool(lemmas.lemma_1(problem, w, path, 0, problem.smoothness(), averaged=True).holds)
+    assert bool(
+        lemmas.lemma_1(problem, AT_ZERO, path, 0, problem.smoothness(), averaged=True).holds
+    )
 
 
 def test_lemma_1_needs_every_client_to_be_smooth() -> None:
     """F_1 = (w + 1/2)^2, F_2 = 0: F is 1-smooth, F_1 only 2-smooth; 2/16 <= 3/32 is claimed."""
-    problem, w = one_dimension([2.0, 1e-12], [1.0, 0.0]), torch.zeros(1, 1, dtype=torch.double)
-    path = lemmas.path_from(problem, w, torch.tensor([[0, 1]]), scalars(0.25), 1, scalars(0.0))
+    problem = one_dimension([2.0, 1e-12], [1.0, 0.0])
+    path = path_of_both(problem, lr=0.25, steps=1)
     assert float(problem.objective_smoothness()) == pytest.approx(1.0)
-    printed = lemmas.lemma_1(problem, w, path, 1, problem.objective_smoothness(), averaged=True)
+    printed = lemmas.lemma_1(
+        problem, AT_ZERO, path, 1, problem.objective_smoothness(), averaged=True
+    )
     assert (float(printed.left), float(printed.right)) == pytest.approx((2 / 16, 3 / 32))
-    assert bool(lemmas.lemma_1(problem, w, path, 1, problem.smoothness(), averaged=True).holds)
+    assert bool(
+        lemmas.lemma_1(problem, AT_ZERO, path, 1, problem.smoothness(), averaged=True).holds
+    )
 
 
 def test_lemma_3_holds_in_the_mean_only() -> None:
     """Noise of 2 in one case of five, else -1/2: G^2 = 1, and one step moves by 4 eta^2."""
-    values, chances, lr = scalars(2.0, -0.5), scalars(0.2, 0.8), 0.1
+    values = scalars(2.0, -0.5)
+    chances = scalars(0.2, 0.8)
+    lr = 0.1
     assert float(values @ chances) == pytest.approx(0.0)
     second_moment = float(values.square() @ chances)
     moved = (lr * values).square()
@@ -55,19 +75,20 @@ def test_lemma_3_holds_in_the_mean_only() -> None:
 
 def test_the_proof_confuses_gradients_at_local_and_global_models() -> None:
     """||sum of local gradients||^2 <= k^2 ||grad F_S||^2 is used; here grad F_S = 0."""
-    problem, w = one_dimension([1.0, 1e-12], [1.0, -1.0]), torch.zeros(1, 1, dtype=torch.double)
-    path = lemmas.path_from(problem, w, torch.tensor([[0, 1]]), scalars(0.5), 2, scalars(0.0))
+    problem = one_dimension([1.0, 1e-12], [1.0, -1.0])
+    path = path_of_both(problem, lr=0.5, steps=2)
     moved = float(path.models[2].mean.mean())
-    assert float(problem.gradients(w).mean()) == pytest.approx(0.0)
+    assert float(problem.gradients(AT_ZERO).mean()) == pytest.approx(0.0)
     assert moved == pytest.approx(0.125)  # eta^2 / 2: the models moved although nothing pulls
 
 
 def test_noise_of_several_steps_is_not_independent() -> None:
     """Variance k sigma^2 eta^2 is claimed; a client of curvature -1 amplifies its first noise."""
-    problem, lr = one_dimension([-1.0], [0.0]), scalars(0.5)
-    start = Cloud.at(torch.zeros(1, 1, dtype=torch.double))
-    path = local_path(problem, start, torch.tensor([[0]]), lr, 2, scalars(1.0))
-    variance = float(aggregate(problem, start, path, lr, scalars(1.0)).covariance)
+    problem = one_dimension([-1.0], [0.0])
+    local = LocalSgd(steps=2, lr=scalars(0.5), noise=scalars(1.0))
+    start = RandomPoint.fixed(AT_ZERO)
+    path = local_path(problem, start, torch.tensor([[0]]), local)
+    variance = float(aggregate(problem, start, path, local).covariance)
     assert variance == pytest.approx(0.25 * (1.5**2 + 1))
     assert variance > 2 * 0.25
 
@@ -78,15 +99,18 @@ def test_the_theorem_fails_where_only_the_mean_is_smooth() -> None:
     At w = 0 the gradients are 9/8 and 7/8, the curvatures L ± b; two steps with eta = 1 move the
     clients by opposite amounts. All numbers are sums of powers of 2, so that nothing is rounded.
     """
-    smooth, rounds = 1 / 256, 10_000
+    smooth = 1 / 256
+    rounds = 10_000
     bend = (2 - smooth) * 8
-    curvature, gradient = scalars(smooth + bend, smooth - bend), scalars(9 / 8, 7 / 8)
-    local, squares = torch.zeros(2, dtype=torch.double), []
+    curvature = scalars(smooth + bend, smooth - bend)
+    gradient_at_zero = scalars(9 / 8, 7 / 8)
+    local_models = torch.zeros(2, dtype=torch.double)
+    squares = []
     for _ in range(2):  # k = 2 local steps from w = 0, eta = 1
-        taken = gradient + curvature * local
-        squares.append(taken.square().max())
-        local = local - taken
-    assert float(local.mean()) == 0.0  # so that every round starts where the first did
+        step = gradient_at_zero + curvature * local_models
+        squares.append(step.square().max())
+        local_models = local_models - step
+    assert float(local_models.mean()) == 0.0  # so that every round starts where the first did
     constants = Constants[float](
         rounds=rounds,
         steps=2,
@@ -103,7 +127,7 @@ def test_the_theorem_fails_where_only_the_mean_is_smooth() -> None:
         per_selected=0.5,
     )
     q = QConstants(0.0, 1.0, 1.0)  # Q(x) = -1/2 (x - 1)^2, and grad F_C = 1 is its maximum
-    measured = float(gradient.mean()) ** 2
+    measured = float(gradient_at_zero.mean()) ** 2
     assert constants.smoothness * constants.steps * constants.lr < 0.01
     assert measured == 1.0
     assert bound.printed(constants, q).total == pytest.approx(0.18, abs=0.01)
@@ -113,17 +137,21 @@ def test_the_theorem_fails_where_only_the_mean_is_smooth() -> None:
 
 def noise_floor(sizes: list[int], rounds: int, lr: float) -> tuple[float, float]:
     """Identical clients w^2/2 with noise 1, all visible ones chosen: mean square, largest."""
-    square, total, largest = 0.0, 0.0, 0.0
+    square = 0.0
+    mean_square = 0.0
+    largest = 0.0
     for t in range(rounds):
-        total, largest = total + square / rounds, max(largest, square)
+        mean_square += square / rounds
+        largest = max(largest, square)
         square = (1 - lr) ** 2 * square + lr**2 / sizes[t % len(sizes)]
-    return total, largest
+    return mean_square, largest
 
 
 @pytest.mark.parametrize(("largest", "times"), [(16, 1.05), (100, 4.7)])
 def test_the_noise_term_needs_the_mean_of_one_over_the_size(largest: int, times: float) -> None:
     """Clusters of 1 and more in turn: with 1 / mean |C| the bound is less than what is measured."""
-    lr, rounds = 0.01, 3000
+    lr = 0.01
+    rounds = 3000
     measured, highest = noise_floor([1, largest], rounds, lr)
     drift = 4 / 3 * lr**2 * (1 + highest)
     assert measured > times * (2 * lr / ((1 + largest) / 2) + drift)  # as printed
@@ -132,16 +160,20 @@ def test_the_noise_term_needs_the_mean_of_one_over_the_size(largest: int, times:
 
 def test_the_choice_must_not_see_the_noise_of_its_own_round() -> None:
     """Two equal clients w^2/2, noise ±1; the larger noisy gradient is chosen."""
-    lr, rounds = 0.05, 3000
-    mean, square, total = 0.0, 0.0, 0.0
-    for _ in range(rounds):  # the larger of two signs is +1 in three cases of four
-        total += square / rounds
-        drawn_mean, drawn_square = 0.5, 1.0
-        square = (1 - lr) ** 2 * square - 2 * lr * (1 - lr) * mean * drawn_mean
-        square += lr**2 * drawn_square
-        mean = (1 - lr) * mean - lr * drawn_mean
-    second_moment = 1 + square + 1  # more than enough
-    assert total > 2 * lr + 4 / 3 * lr**2 * second_moment
+    lr = 0.05
+    rounds = 3000
+    noise_mean = 0.5  # the larger of two signs is +1 in three cases of four
+    noise_square = 1.0
+    model_mean = 0.0
+    model_square = 0.0
+    measured = 0.0
+    for _ in range(rounds):
+        measured += model_square / rounds
+        model_square = (1 - lr) ** 2 * model_square - 2 * lr * (1 - lr) * model_mean * noise_mean
+        model_square += lr**2 * noise_square
+        model_mean = (1 - lr) * model_mean - lr * noise_mean
+    second_moment = 1 + model_square + 1  # more than enough
+    assert measured > 2 * lr + 4 / 3 * lr**2 * second_moment
 
 
 @pytest.mark.parametrize("clip", [1.0, 10.0])
@@ -159,9 +191,5 @@ def test_a_clipped_q_has_no_quadratic_growth(clip: float) -> None:
 
 def test_a_q_clipped_from_above_has_no_growth_at_all() -> None:
     """On the plateau Q(v*) - Q(x) = 0 while x is away from v*."""
-    x = scalars(0.5)
-    q_best, q_x = (
-        float((-scalars(0.0).square() + 1).clamp(max=0.5)),
-        float((-x.square() + 1).clamp(max=0.5)),
-    )
-    assert q_best == q_x
+    q_at_best, q_elsewhere = (1 - scalars(0.0, 0.5).square()).clamp(max=0.5).tolist()
+    assert q_at_best == q_elsewhere
