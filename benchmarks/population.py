@@ -38,7 +38,6 @@ def settings(clients: int, rounds: int) -> dict[str, Any]:
         "visibility.cluster_size": 100,
         "selection.k": 20,
         "method": "glimpse",
-        "agent.identity": "hashed",
         "rounds": rounds,
         "engine.device": "cpu",
     }

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from fedglimpse.errors import UserError
 from fedglimpse.studies.sweep.plan import Cell, Plan, configs_of, read_plan
 from fedglimpse.studies.sweep.runner import How, run_sweep
 
 ROOT = Path(__file__).parents[1]
 PLANS = sorted(p for p in (ROOT / "plans").glob("*.toml") if not p.stem.startswith("paper_"))
-FILES = [*PLANS, ROOT.parent / "examples" / "quick.toml"]
+RETIRED = [p for p in PLANS if p.read_text(encoding="utf-8").startswith("# Runs with the git tag")]
+FILES = [*(p for p in PLANS if p not in RETIRED), ROOT.parent / "examples" / "quick.toml"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +53,15 @@ def test_smoke_covers_every_setting_and_variant(file: Path, tmp_path: Path) -> N
     ended = run_sweep(replace(plan, cells=cells), tmp_path / "o", How(quiet=True, lanes=16))
     assert ended.failed == {}
     assert ended.done == len(cells)
+
+
+@pytest.mark.parametrize("file", RETIRED, ids=lambda p: p.stem)
+def test_plans_with_retired_settings_are_read_and_not_run(file: Path) -> None:
+    plan = read_plan(file, to_run=False)
+    assert plan.claim
+    assert plan.control is not None
+    with pytest.raises(UserError, match="study-2026"):
+        read_plan(file)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedglimpse.agent.explore import Ask, best_slots, drawn_order, epsilon, pick, pick_each
+from fedglimpse.agent.explore import Ask, best_slots, epsilon, pick, pick_each
 
 Q = torch.tensor([0.1, 0.9, 0.5, 0.7, 0.3, 0.2])
 
@@ -19,20 +19,15 @@ def test_epsilon_schedule(step: int, value: float) -> None:
     assert epsilon(step, 0.005, 0.1) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("leaning", [False, True])
 @pytest.mark.parametrize("rule", ["all", "partial"])
-def test_picks_of_several_lanes_are_those_of_each(rule: str, leaning: bool) -> None:
+def test_picks_of_several_lanes_are_those_of_each(rule: str) -> None:
     draw = seeded(5)
     scores = [torch.randint(0, 6, (1 + i % 9,), generator=draw).float() for i in range(60)]
     scores[3][0] = torch.nan
-    leans = [torch.randn(len(q), generator=draw) if leaning else None for q in scores]
-    asked = [
-        Ask(q, 1 + i % 6, 0.1 * (i % 11), seeded(i), lean)
-        for i, (q, lean) in enumerate(zip(scores, leans, strict=True))
-    ]
+    asked = [Ask(q, 1 + i % 6, 0.1 * (i % 11), seeded(i)) for i, q in enumerate(scores)]
     behaviours = set()
     for i, (one, found) in enumerate(zip(asked, pick_each(asked, rule, 2), strict=True)):
-        alone = pick(one.scores, one.k, one.eps, rule, 2, seeded(i), one.lean)
+        alone = pick(one.scores, one.k, one.eps, rule, 2, seeded(i))
         assert found.slots.tolist() == alone.slots.tolist()
         assert found[1:] == alone[1:]
         behaviours.add(found.behaviour)
@@ -54,25 +49,6 @@ def test_exploring_all_draws_every_slot_alike() -> None:
         assert len(set(picked.slots.tolist())) == 2
         counts[picked.slots] += 1
     assert (counts / 600 - 1 / 3).abs().max() < 0.07
-
-
-def test_draws_lean_in_proportion_to_the_exponential() -> None:
-    """Of weights 1, 2, 3, 6 the last comes first in half of all draws, and then 3 in half."""
-    lean, draw = torch.tensor([1.0, 2.0, 3.0, 6.0]).log(), seeded(0)
-    orders = torch.stack([drawn_order(4, lean, draw) for _ in range(4000)])
-    first = orders[:, 0].bincount(minlength=4) / 4000
-    torch.testing.assert_close(first, torch.tensor([1.0, 2.0, 3.0, 6.0]) / 12, rtol=0, atol=0.03)
-    second = orders[orders[:, 0] == 3, 1].bincount(minlength=4).float()
-    torch.testing.assert_close(
-        second / second.sum(), torch.tensor([1.0, 2.0, 3.0, 0.0]) / 6, rtol=0, atol=0.04
-    )
-    assert orders.sort(dim=1).values.unique(dim=0).tolist() == [[0, 1, 2, 3]]
-
-
-def test_an_exploring_agent_follows_its_lean() -> None:
-    lean = torch.tensor([0.0, 0.0, 0.0, 0.0, 9.0, 9.0])
-    sets = [set(pick(Q, 2, 1.0, "all", 2, seeded(s), lean).slots.tolist()) for s in range(50)]
-    assert sets.count({4, 5}) > 45
 
 
 def test_partial_keeps_the_best_and_draws_the_rest_among_the_others() -> None:

@@ -21,14 +21,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"input": "scalar", "q_output": "per_class", "aux_weight": 0.15, "exploration": "partial"},
     {"q_output": "per_class", "per_class_score": "min"},
     {"identity": "none"},
-    {"identity": "hashed", "identity_buckets": 16},
-    {"encoder": "mlp"},
     {"temporal_attention": False},
     {"spatial_attention": False},
     {"optimizer": "sgd", "loss": "mse", "grad_clip": 0.0},
-    {"q_clip": "tanh"},
     {"history": 1, "n_step": 5},
-    {"history": 1, "history_input": "changes"},
     {"history": 16, "n_step": 1},
     {"input": "probed", "reward": "change"},
     {"reward": "change", "q_output": "per_class"},
@@ -110,7 +106,7 @@ def test_history_is_not_constant_after_three_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [VARIANTS[0], VARIANTS[2], VARIANTS[9], *VARIANTS[-2:]], ids=str
+    "changes", [VARIANTS[0], VARIANTS[2], VARIANTS[7], *VARIANTS[-2:]], ids=str
 )
 def test_saved_and_reloaded_agent_acts_and_learns_identically(changes: dict[str, Any]) -> None:
     first = selector(**changes)
@@ -263,7 +259,6 @@ def test_a_policy_loads_with_or_without_the_auxiliary_head() -> None:
         ("epsilon_min", 1.5),
         ("lr", 0.0),
         ("weight_decay", -1.0),
-        ("loss_lean", -1.0),
         ("buffer", 8),
         ("d_token", 1),
     ],

@@ -8,11 +8,9 @@ import pytest
 import torch
 from rl_fakes import D, view
 
-from fedglimpse.agent.config import AgentConfig
 from fedglimpse.agent.history import History, RunningScale
-from fedglimpse.agent.identity import HashedIdentity, TableIdentity, build_identity
+from fedglimpse.agent.identity import TableIdentity, build_identity
 from fedglimpse.agent.inputs import client_features, zscore
-from fedglimpse.errors import UserError
 
 
 def test_history_holds_the_last_rounds_newest_last() -> None:
@@ -66,21 +64,8 @@ def test_running_scale_is_bit_for_bit_welford_in_float64() -> None:
     assert factor[5] == 0.0
 
 
-def test_changes_are_shown_on_their_own_scale() -> None:
-    scale = RunningScale(2, changes=True)
-    rows = torch.tensor([[100.0, 7.0], [101.0, 7.0], [103.0, 7.0], [105.0, 7.0]])
-    for row in rows:
-        scale.add(row)
-    found = scale(rows[1:])  # steps of 2 and 2, then the model itself
-    size = ((1 + 4 + 4) / 3) ** 0.5
-    spread = float(rows[:, 0].std(correction=0))
-    wanted = [2 / size, 2 / size, (105 - 102.25) / spread]
-    torch.testing.assert_close(found[:, 0], torch.tensor(wanted))
-    assert found[:, 1].tolist() == [0.0, 0.0, 0.0]  # a coordinate that never moved
-
-
 def test_a_scale_goes_on_where_it_was_saved() -> None:
-    one, other = (RunningScale(3, changes=True) for _ in range(2))
+    one, other = (RunningScale(3) for _ in range(2))
     rows = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
     for row in rows[:5]:
         one.add(row)
@@ -89,15 +74,6 @@ def test_a_scale_goes_on_where_it_was_saved() -> None:
         one.add(row)
         other.add(row)
     assert torch.equal(one(rows), other(rows))
-    old = {k: v for k, v in one.state_dict().items() if k in ("count", "mean", "squares")}
-    plain = RunningScale(3)
-    plain.load_state_dict(old)
-    assert torch.equal(plain.numbers().centre, one.numbers().centre)
-
-
-def test_changes_need_a_scale() -> None:
-    with pytest.raises(UserError, match="normalise_history=true"):
-        AgentConfig(history_input="changes", normalise_history=False)
 
 
 def test_zscore_by_hand_and_constant_columns() -> None:
@@ -143,17 +119,7 @@ def test_fresh_rows_do_not_depend_on_when_the_table_grew() -> None:
     assert not torch.equal(TableIdentity(4, seed=6).weight, TableIdentity(4, seed=5).weight)
 
 
-def test_hashed_identities_serve_any_id_and_rarely_collide() -> None:
-    hashed = HashedIdentity(8, seed=0, buckets=512)
-    ids = torch.arange(0, 10**12, 10**9)  # 1,000 of them
-    vectors = hashed(ids[None])[0]
-    assert vectors.shape == (1000, 8)
-    same = (torch.cdist(vectors, vectors) < 1e-6).sum() - 1000
-    assert same <= 20  # pairs out of a million
-    assert not hashed.grow(10**9)
-
-
 def test_no_identity_has_no_width() -> None:
-    none = build_identity("none", 8, 16, 0)
+    none = build_identity("none", 8, 0)
     assert none(torch.tensor([[1, 2]])).shape == (1, 2, 0)
     assert not list(none.parameters())

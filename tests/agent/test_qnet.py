@@ -16,12 +16,9 @@ from fedglimpse.agent.shared_view import means_of, spreads_of
 ABLATIONS: list[dict[str, Any]] = [
     {},
     {"identity": "none"},
-    {"identity": "hashed", "identity_buckets": 8},
     {"temporal_attention": False},
     {"spatial_attention": False},
     {"spatial_attention": False, "temporal_attention": False},
-    {"encoder": "mlp"},
-    {"encoder": "mlp", "temporal_attention": False},
     {"advantage_context": False},
     {"q_output": "per_class"},
 ]
@@ -111,12 +108,11 @@ def test_client_features_change_own_q_and_that_of_others() -> None:
     assert (change[1:] > 1e-6).all()
 
 
-@pytest.mark.parametrize("kind", ["table", "hashed"])
-def test_identity_changes_q(kind: str) -> None:
+def test_identity_changes_q() -> None:
     obs = observation(sets=1)
     other = obs.ids.clone()
     other[0, 0] = 31
-    change = (q_of(obs._replace(ids=other), identity=kind) - q_of(obs, identity=kind)).abs()
+    change = (q_of(obs._replace(ids=other)) - q_of(obs)).abs()
     assert change.max() > 1e-3
 
 

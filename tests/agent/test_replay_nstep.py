@@ -80,16 +80,6 @@ def test_history_window_is_shorter_at_the_start() -> None:
     assert obs.history[2, :, 0].tolist() == [10.0, 20.0, 30.0]
 
 
-def test_gaps_in_round_numbers() -> None:
-    numbers = [0, 1, 2, 5, 6, 7]
-    plain, strict = store(n_step=2), store(n_step=2, reset_on_gap=True)
-    for t, number in enumerate(numbers):
-        plain.add(entry(t, round_num=number))
-        strict.add(entry(t, round_num=number))
-    assert plain.starts().tolist() == [0, 1, 2, 3]
-    assert strict.starts().tolist() == [0, 3]
-
-
 def test_a_round_without_any_used_update_is_no_action() -> None:
     replay = store(n_step=1)
     for t in range(4):

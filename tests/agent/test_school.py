@@ -46,7 +46,6 @@ def same(one: Any, other: Any, width: int) -> None:
         {"identity": "none", "input": "probed", "reward": "change"},
         {"q_output": "per_class"},
         {"normalise_history": False},
-        {"history_input": "changes"},
         {"buffer": 10},
     ],
     ids=str,

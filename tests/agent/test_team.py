@@ -25,15 +25,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"input": "scalar", "q_output": "per_class", "aux_weight": 0.15},
     {"q_output": "per_class", "per_class_score": "min", "batch_size": 8, "learn_start": 3},
     {"identity": "none", "advantage_context": False},
-    {"identity": "hashed", "identity_buckets": 16, "identity_decay": True},
-    {"encoder": "mlp", "normalise_history": False},
-    {"encoder": "mlp", "temporal_attention": False},
+    {"identity_decay": True, "normalise_history": False},
     {"temporal_attention": False, "weight_decay": 0.1},
     {"spatial_attention": False, "grad_clip": 0.01},
-    {"q_clip": "tanh"},
-    {"history_input": "changes"},
-    {"q_clip": "clamp", "reset_on_gap": True},
-    {"turns": 1.0, "loss_lean": 2.0, "learn_start": 3},
     {"input": "probed", "reward": "change", "identity": "none"},
     {"reward": "change", "q_output": "per_class"},
 ]
@@ -61,13 +55,11 @@ class Readable:
 
     def play(self, shown: View, k: int) -> tuple[torch.Tensor, float | None]:
         glance, rule = self.agent.look(shown), self.one.config
-        scores, k, eps, draw, lean = self.one.ask(shown, k, glance)
-        picked = pick(scores, k, eps, rule.exploration, rule.partial_random, draw, lean)
+        scores, k, eps, draw = self.one.ask(shown, k, glance)
+        picked = pick(scores, k, eps, rule.exploration, rule.partial_random, draw)
         choice = self.one.choose(shown, k, glance, picked)
         self.one.remember(outcome(shown, choice.slots))
         td_loss = self.agent.learn(shown.round_num).td_loss
-        if td_loss is not None:
-            self.one.starts.learnt(td_loss)
         return choice.slots, td_loss
 
 

@@ -102,7 +102,7 @@ def test_overrides_have_the_form_key_equals_value(word: str) -> None:
         ("local.lr", "nan"),
         ("local.lr", "inf"),
         ("agent.lr", "nan"),
-        ("agent.loss_lean", "inf"),
+        ("agent.weight_decay", "inf"),
         ("seeds", "[]"),
         ("seeds", "[1,1]"),
         ("visibility.kind", "mobil"),

@@ -251,10 +251,10 @@ def test_a_file_that_says_otherwise_is_heard(tmp_path: Path) -> None:
 
 
 def test_settings_of_an_agent_that_is_not_there_are_named(tmp_path: Path) -> None:
-    words = ("agent.lr=0.1", "agent.prove=true", "rounds=1", "--quiet")
+    words = ("agent.lr=0.1", "agent.gamma=0.7", "rounds=1", "--quiet")
     done = call("run", "method=fedavg", *words, cwd=tmp_path)
     assert done.returncode == 0
-    said = "agent.lr, agent.prove have no effect with method=fedavg: only method=glimpse"
+    said = "agent.lr, agent.gamma have no effect with method=fedavg: only method=glimpse"
     assert done.stderr.startswith(said)
     done = call("run", "method=glimpse", *words, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

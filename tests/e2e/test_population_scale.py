@@ -12,7 +12,7 @@ from fedglimpse.runs.experiment import run
 result = run({
     "data.name": "synthetic", "data.clients": 1_000_000, "data.samples": 20,
     "visibility.kind": "mobile", "visibility.cluster_size": 100, "selection.k": 20,
-    "method": "glimpse", "agent.identity": "hashed", "rounds": 3, "engine.device": "cpu",
+    "method": "glimpse", "rounds": 3, "engine.device": "cpu",
 })
 print(json.dumps({
     "kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

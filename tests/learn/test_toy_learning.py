@@ -62,17 +62,3 @@ def test_a_cue_two_rounds_old_needs_a_history_of_two(seed: int) -> None:
         shares[history] = greedy_share(OldCue(seed), settings, rounds=130)
     assert shares[2] < 0.25
     assert shares[1] > 0.35
-
-
-def test_an_agent_whose_q_must_prove_itself_comes_to_choose() -> None:
-    """Half of the clients are useless. Unlike in the tests above, the agent is never frozen."""
-    settings = AgentConfig(epsilon_decay=0.02, prove=True)
-    shares, trust = [], []
-    for seed in range(3):
-        world = ShuffledLabels(seed)
-        agent = GlimpseSelector(settings, sketch_dim=world.sketch_dim, num_classes=2, seed=seed)
-        play(world, agent, range(200), k=3)
-        shares += play(world, agent, range(200, 240), k=3)
-        trust.append(agent.proof.trust)
-    assert sum(shares) / len(shares) < 0.25  # chance is one half
-    assert sum(trust) / len(trust) > 0.6

@@ -61,7 +61,7 @@ def test_pretraining_is_deterministic(taught: Taught) -> None:
 
 
 def test_exploring_runs_select_at_random_and_forget_nothing() -> None:
-    plain = configs(**{"agent.loss_lean": 5.0, "agent.prove": True})[0]
+    plain = configs()[0]
     config = exploring(plain)
     assert replace(config, agent=plain.agent) == plain
     world = build_world(config)

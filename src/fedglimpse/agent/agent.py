@@ -68,7 +68,7 @@ class Agent:
         self.net = QNetwork(config, features=features, seed=seed, **self._sizes).to(self.device)
         self.learner = build_learner(self.net, config)
         self.history = History(config.history, sketch_dim)
-        self.scale = RunningScale(sketch_dim, config.shows_changes)
+        self.scale = RunningScale(sketch_dim)
         self.replay = Replay(
             config.buffer,
             features=features,
@@ -76,7 +76,6 @@ class Agent:
             history=config.history,
             n_step=config.n_step,
             gamma=config.gamma,
-            reset_on_gap=config.reset_on_gap,
             **self._sizes,
         )
 

@@ -123,25 +123,6 @@ class SpatioTemporal(nn.Module):
         return bias.repeat_interleave(self.heads, dim=0).unsqueeze(-1)
 
 
-class PerTokenMLP(nn.Module):
-    """The ablation without attention: a client sees itself and the mean of the history."""
-
-    def __init__(self, dim: int, temporal: bool) -> None:
-        super().__init__()
-        self.temporal = temporal
-        width = 2 * dim if temporal else dim
-        self.layers = nn.Sequential(nn.Linear(width, dim), nn.GELU(), nn.Linear(dim, dim))
-
-    def forward(
-        self, cluster: Tensor, mask: Tensor, history: Tensor, history_mask: Tensor
-    ) -> tuple[Tensor, None]:
-        """As `SpatioTemporal.forward`; there are no attention weights."""
-        if not self.temporal:
-            return cluster + self.layers(cluster), None
-        past = pooled(history, shares(history_mask)).expand_as(cluster)
-        return cluster + self.layers(torch.cat([cluster, past], dim=-1)), None
-
-
 def shares(mask: Tensor) -> Tensor:
     """Return the weights of a mean over the real entries of `[B, T]`."""
     return mask / mask.sum(dim=1, keepdim=True).clamp_min(1)

@@ -14,8 +14,6 @@ from typing import Any
 from fedglimpse.errors import require
 from fedglimpse.fields import check_fields, setting
 
-REWARD_MAX = 1.0  # F1 and accuracy never exceed one
-
 SKETCHES: dict[str, str] = {"grad": "delta_sketch", "abs": "sketch"}
 NUMBERS: dict[str, tuple[str, ...]] = {  # besides the size, which every view carries
     "scalar": ("update_norm", "train_loss"),
@@ -40,36 +38,22 @@ class AgentConfig:
     standardise: bool = setting(True, "z-score client features within the visible set")
     normalise_history: bool = setting(True, "running standardisation of the global sketches")
     history: int = setting(5, "H: global sketches before the current one", at_least=1)
-    history_input: str = setting(
-        "models",
-        "past models, or the changes that led to the current one",
-        choices=("models", "changes"),
-    )
 
     # The Q-network.
     d_token: int = setting(64, "width of a token", at_least=2)  # one float cannot be normalised
     heads: int = setting(1, "attention heads; must divide d_token", at_least=1)
-    encoder: str = setting(
-        "attention", "mlp: the ablation without any attention", choices=("attention", "mlp")
-    )
     spatial_attention: bool = setting(True, "false: clients do not look at each other")
     temporal_attention: bool = setting(True, "false: the history branch is cut off")
     identity: str = setting(
         "table",
-        "client memory, Eq. (idemb): a row for each client, or hashed ids",
-        choices=("table", "hashed", "none"),
+        "client memory, Eq. (idemb): a vector for each client, or none",
+        choices=("table", "none"),
     )
     identity_dim: int = setting(32, "d_emb, floats of a client's memory", at_least=1)
-    identity_buckets: int = setting(
-        4096, "rows of identity=hashed, shared by ids that collide", at_least=1
-    )
     identity_decay: bool = setting(
         False, "weight decay on identities; it erases clients seldom seen"
     )
     advantage_context: bool = setting(True, "the advantage head also reads the pooled visible set")
-    flat_start: bool = setting(
-        False, "advantages begin at zero: no client is preferred without evidence"
-    )
     q_output: str = setting(
         "scalar",
         "scalar: one Q per client; per_class: one per client and class",
@@ -77,11 +61,6 @@ class AgentConfig:
     )
     per_class_score: str = setting(
         "mean", "how per-class Qs rank clients: by their mean or smallest", choices=("mean", "min")
-    )
-    q_clip: str = setting(
-        "none",
-        "how to bound abs(Q) by r_max / (1 - gamma), if at all",
-        choices=("none", "tanh", "clamp"),
     )
 
     # Learning.
@@ -96,7 +75,6 @@ class AgentConfig:
         0.005, "soft update of the target network, after every mini-batch", above=0, at_most=1
     )
     buffer: int = setting(600, "rounds the replay store holds")
-    reset_on_gap: bool = setting(False, "true: no n-step return across missing round numbers")
     batch_size: int = setting(32, "transitions in a mini-batch", at_least=1)
     updates_per_round: int = setting(5, "b: mini-batches after every round", at_least=0)
     targets_once: bool = setting(
@@ -130,13 +108,6 @@ class AgentConfig:
         0.1, "least probability of exploring in a round", at_least=0, at_most=1
     )
     partial_random: int = setting(2, "m: random picks of the partial rule", at_least=1)
-    turns: float = setting(
-        0.0, "weight of how seldom a client was chosen, where Q is noise", at_least=0
-    )
-    loss_lean: float = setting(
-        0.0, "weight of the loss at a client, exploring and where Q is noise", at_least=0
-    )
-    prove: bool = setting(False, "explore until Q has told apart sets that were drawn by lot")
 
     def __post_init__(self) -> None:
         check_fields(self, "agent.")
@@ -153,23 +124,6 @@ class AgentConfig:
             f"agent.n_step + agent.history = {shortest}.",
             key="agent.buffer",
         )
-        require(
-            not self.prove or self.exploration == "all",
-            f"agent.prove=true needs agent.exploration=all, not {self.exploration}: Q is compared "
-            "on sets that were drawn at random.",
-            key="agent.prove",
-        )
-        require(
-            not self.shows_changes or self.normalise_history,
-            "agent.history_input=changes needs agent.normalise_history=true: changes are shown on "
-            "a scale of their own.",
-            key="agent.history_input",
-        )
-
-    @property
-    def shows_changes(self) -> bool:
-        """True where the network sees changes of the global model, not past models."""
-        return self.history_input == "changes"
 
     @property
     def reads_sketches(self) -> bool:
@@ -177,15 +131,9 @@ class AgentConfig:
         return self.input in SKETCHES
 
     @property
-    def q_bound(self) -> float | None:
-        """Largest return the reward allows, or None where Q is not clipped."""
-        return None if self.q_clip == "none" else REWARD_MAX / (1.0 - self.gamma)
-
-    @property
     def needs(self) -> frozenset[str]:
         """What the selector must be shown, see `fedglimpse.federation.reports`."""
         extra = {"proxy_histogram"} if self.aux_weight > 0 else set()
-        extra |= {"loss"} if self.loss_lean else set()
         return frozenset({*CLIENT_REPORTS[self.input], "global_sketch", "reward", *extra})
 
 
@@ -194,15 +142,12 @@ ARCHITECTURE: tuple[str, ...] = (  # a policy fits only an agent that agrees on 
     "standardise",
     "normalise_history",
     "history",
-    "history_input",
     "d_token",
     "heads",
-    "encoder",
     "spatial_attention",
     "temporal_attention",
     "identity",
     "identity_dim",
-    "identity_buckets",
     "advantage_context",
     "q_output",
 )

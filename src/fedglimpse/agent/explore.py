@@ -17,7 +17,6 @@ class Ask(NamedTuple):
     k: int
     eps: float
     generator: torch.Generator
-    lean: Tensor | None = None  # [V]
 
 
 class Picked(NamedTuple):
@@ -47,7 +46,6 @@ def pick(
     rule: str,
     partial: int,
     generator: torch.Generator,
-    lean: Tensor | None = None,
 ) -> Picked:
     """Choose min(k, V) slots: by score, or with probability `eps` at random.
 
@@ -59,7 +57,6 @@ def pick(
             score and draws the other m among the rest (the release).
         partial: m.
         generator: of this round.
-        lean: what is drawn is drawn in proportion to its exponential; None: evenly.  # [V]
     """
     k = min(k, len(scores))
     exploring = torch.rand((), generator=generator).item() < eps
@@ -68,22 +65,10 @@ def pick(
         return Picked(ranked[:k], "greedy", 1.0)
     kept = max(k - partial, 0) if rule == "partial" else 0
     rest = ranked[kept:]
-    order = drawn_order(len(rest), None if lean is None else lean[rest], generator)
+    order = torch.randperm(len(rest), generator=generator)
     drawn = rest[order[: k - kept]]
     behaviour = "partial" if rule == "partial" else "explore"
     return Picked(torch.cat([ranked[:kept], drawn]), behaviour, kept / k)
-
-
-def drawn_order(count: int, lean: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Return 0..count-1 in the order of draws without replacement `[count]`.
-
-    Where `lean` `[count]` is given, each draw is in proportion to exp(lean) of those that are left:
-    the order of lean with noise from Gumbel's distribution, largest first.
-    """
-    if lean is None:
-        return torch.randperm(count, generator=generator)
-    uniform = torch.rand(count, generator=generator, dtype=torch.float64).clamp_min(1e-300)
-    return (lean - (-uniform.log()).log()).argsort(descending=True)
 
 
 def pick_each(asked: Sequence[Ask], rule: str, partial: int) -> list[Picked]:
@@ -96,8 +81,7 @@ def pick_each(asked: Sequence[Ask], rule: str, partial: int) -> list[Picked]:
         if explores:
             kept = max(k - partial, 0) if rule == "partial" else 0
             rest = ranked[kept:]
-            own = None if one.lean is None else one.lean[rest]
-            order = drawn_order(len(rest), own, one.generator).tolist()
+            order = torch.randperm(len(rest), generator=one.generator).tolist()
             slots = ranked[:kept] + [rest[i] for i in order[: k - kept]]
             behaviour, share = "partial" if rule == "partial" else "explore", kept / k
         chosen = torch.from_numpy(np.array(slots, dtype=np.int64))

@@ -27,13 +27,10 @@ def forward_flops(
     d, length = config.d_token, config.history + 1
     clients, past = sets * visible, sets * length
     total = clients * features * d + past * sketch_dim * d
-    if config.encoder == "mlp":
-        total += clients * d * d * (3 if config.temporal_attention else 2)
-    else:
-        if config.spatial_attention:
-            total += _attention(d, sets, visible, visible)
-        if config.temporal_attention:
-            total += _attention(d, sets, length, length) + _attention(d, sets, visible, length)
+    if config.spatial_attention:
+        total += _attention(d, sets, visible, visible)
+    if config.temporal_attention:
+        total += _attention(d, sets, length, length) + _attention(d, sets, visible, length)
     hidden = max(d // 2, 8)
     width = d + (0 if config.identity == "none" else config.identity_dim)
     head = width * hidden + hidden * outputs

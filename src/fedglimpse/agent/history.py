@@ -76,67 +76,49 @@ class Numbers(NamedTuple):
 
     centre: Tensor  # mean over the rounds
     scale: Tensor  # one over the standard deviation
-    change: Tensor  # one over the root mean square of the change from round to round
 
 
-def standardised(history: Tensor, numbers: Numbers, changes: bool) -> Tensor:
+def standardised(history: Tensor, numbers: Numbers) -> Tensor:
     """Standardise a history `[..., H+1, D]`, newest last.
 
     Args:
         history: sketches of global models.
         numbers: of the run so far.
-        changes: show the current model and the changes that led to it, each on the scale of
-            changes; False: show the models.
     """
-    models = ((history - numbers.centre) * numbers.scale).clamp(-LIMIT, LIMIT)
-    if not changes:
-        return models
-    steps = (history[..., 1:, :] - history[..., :-1, :]) * numbers.change
-    return torch.cat([steps.clamp(-LIMIT, LIMIT), models[..., -1:, :]], dim=-2)
+    return ((history - numbers.centre) * numbers.scale).clamp(-LIMIT, LIMIT)
 
 
 class RunningScale:
-    """Spread of every sketch coordinate over the rounds of this run, and of its changes."""
+    """Spread of every sketch coordinate over the rounds of this run."""
 
-    def __init__(self, dim: int, changes: bool = False) -> None:
-        """Start with no round.
-
-        Args:
-            dim: D, floats of a sketch.
-            changes: standardise the changes from round to round in the place of past models.
-        """
-        self.changes = changes
+    def __init__(self, dim: int) -> None:
+        """Start with no round; sketches have `dim` floats."""
         self._count = 0
         self._mean = np.zeros(dim)  # float64
         self._squares = np.zeros(dim)  # summed squared deviations (Welford)
-        self._last = np.zeros(dim)
-        self._moves = np.zeros(dim)  # summed squared changes
         self._numbers: Numbers | None = None  # worked out once after every `add`
 
     def add(self, sketch: Tensor) -> None:
         """Count one more sketch `[D]`."""
         wide = sketch.numpy().astype(np.float64)
-        if self._count:
-            self._moves += (wide - self._last) ** 2
         self._count += 1
         before = wide - self._mean
         self._mean += before / self._count
         self._squares += before * (wide - self._mean)
-        self._last, self._numbers = wide, None
+        self._numbers = None
 
     def numbers(self) -> Numbers:
         """Return what to subtract and to multiply by."""
         if self._numbers is None:
             spread = np.sqrt(self._squares / max(self._count, 1))
-            move = np.sqrt(self._moves / max(self._count - 1, 1))
-            found = self._mean, _inverse(spread), _inverse(move)
+            found = self._mean, _inverse(spread)
             self._numbers = Numbers(*(torch.from_numpy(n.astype(np.float32)) for n in found))
         return self._numbers
 
     def __call__(self, history: Tensor) -> Tensor:
         """Standardise `[..., H+1, D]`; a coordinate that never varied becomes zero."""
         numbers = Numbers(*(number.to(history.device) for number in self.numbers()))
-        return standardised(history, numbers, self.changes)
+        return standardised(history, numbers)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue."""
@@ -145,14 +127,13 @@ class RunningScale:
         return {"count": self._count, **copies}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; of an older one, nothing is known of changes."""
+        """Continue from `state`."""
         self._count = state["count"]
         for name in self._KEPT:
-            if name in state:
-                setattr(self, f"_{name}", state[name].numpy().copy())
+            setattr(self, f"_{name}", state[name].numpy().copy())
         self._numbers = None
 
-    _KEPT = ("mean", "squares", "last", "moves")
+    _KEPT = ("mean", "squares")
 
 
 def _inverse(values: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Identity-aware embedding: one trainable vector per client, the paper's Eq. (idemb).
 
-Clients come and go, and new ones may join at any time, so no form here is tied to a fixed N:
-the table grows, the hashed form has a fixed number of rows for any population.
+Clients come and go, and new ones may join at any time, so the table grows.
 """
 
 from __future__ import annotations
@@ -63,29 +62,6 @@ class TableIdentity(nn.Module):
         super()._load_from_state_dict(state, prefix, *rest)
 
 
-class HashedIdentity(nn.Module):
-    """A fixed table for very large populations: a client is the sum of two hashed rows.
-
-    Two clients share one row often, but both rows almost never.
-    """
-
-    def __init__(self, dim: int, seed: int, buckets: int) -> None:
-        super().__init__()
-        self.dim = dim
-        self.weight = nn.Parameter(fresh_rows(seed, 0, buckets, dim))  # [buckets, dim]
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Embed ids `[B, V]` -> `[B, V, dim]`."""
-        rows = rng.hashed(ids.flatten(), 0, 2) % len(self.weight)  # [B * V, 2]
-        both = nn.functional.embedding(rows, self.weight).sum(dim=1)
-        return self.norm(both).view(*ids.shape, self.dim)
-
-    def grow(self, rows: int) -> bool:
-        """Nothing to do: every id already has its rows."""
-        return False
-
-
 class NoIdentity(nn.Module):
     """The ablation without client memory: an embedding of width zero."""
 
@@ -100,11 +76,9 @@ class NoIdentity(nn.Module):
         return False
 
 
-Identity = TableIdentity | HashedIdentity | NoIdentity
+Identity = TableIdentity | NoIdentity
 
 
-def build_identity(kind: str, dim: int, buckets: int, seed: int) -> Identity:
+def build_identity(kind: str, dim: int, seed: int) -> Identity:
     """Build the identity module named by `AgentConfig.identity`."""
-    if kind == "table":
-        return TableIdentity(dim, seed)
-    return HashedIdentity(dim, seed, buckets) if kind == "hashed" else NoIdentity()
+    return TableIdentity(dim, seed) if kind == "table" else NoIdentity()

@@ -44,7 +44,6 @@ class Replay:
         history: int,
         n_step: int,
         gamma: float,
-        reset_on_gap: bool = False,
         max_visible: int = 16,
     ) -> None:
         """Allocate.
@@ -58,11 +57,10 @@ class Replay:
             history: H, rounds before a transition that its observation shows.
             n_step: rounds between an observation and the one it bootstraps from.
             gamma: discount.
-            reset_on_gap: consecutive means consecutive round numbers, not recorded rounds.
             max_visible: V to begin with; doubles when a larger set arrives.
         """
         self.capacity, self.history, self.n_step = capacity, history, n_step
-        self.gamma, self.reset_on_gap = gamma, reset_on_gap
+        self.gamma = gamma
         self.count = 0  # rounds ever added; entry number e lies in row e % capacity
         numbers, flags = torch.int64, torch.bool
         self.rows: dict[str, Tensor] = {
@@ -110,9 +108,6 @@ class Replay:
         entries = np.arange(self.oldest, max(self.count - self.n_step, self.oldest), dtype=np.int64)
         rows = entries % self.capacity
         keep = self.arrays["chosen"][rows].any(axis=1)
-        if self.reset_on_gap:
-            later = self.arrays["round_num"][(entries + self.n_step) % self.capacity]
-            keep &= later - self.arrays["round_num"][rows] == self.n_step
         return torch.from_numpy(entries[keep])
 
     def most_visible(self, entries: Tensor, ahead: int = 0) -> int:

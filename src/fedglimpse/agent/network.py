@@ -5,12 +5,11 @@ The paper's Sec. "Spatio-Temporal Attention-based Q-Network", for any number of 
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.agent.attention import PerTokenMLP, SpatioTemporal, pooled, shares
+from fedglimpse.agent.attention import SpatioTemporal, pooled, shares
 from fedglimpse.agent.config import AgentConfig
 from fedglimpse.agent.identity import build_identity
 from fedglimpse.agent.inputs import Observation
@@ -104,23 +103,14 @@ class QNetwork(nn.Module):
         super().__init__()
         dim, length = config.d_token, config.history + 1
         self.per_class = config.q_output == "per_class"
-        self.squash, self.bound = config.q_clip, config.q_bound
-        self.identity = build_identity(
-            config.identity, config.identity_dim, config.identity_buckets, seed
-        )
+        self.identity = build_identity(config.identity, config.identity_dim, seed)
         with rng.isolated(seed, "qnet"):
             self.encoder = Encoder(features, sketch_dim, dim, shared=config.reads_sketches)
-            self.mixer = (
-                PerTokenMLP(dim, config.temporal_attention)
-                if config.encoder == "mlp"
-                else SpatioTemporal(
-                    dim, config.heads, length, config.spatial_attention, config.temporal_attention
-                )
+            self.mixer = SpatioTemporal(
+                dim, config.heads, length, config.spatial_attention, config.temporal_attention
             )
             outputs = num_classes if self.per_class else 1
             self.heads = Dueling(dim, self.identity.dim, outputs, config.advantage_context)
-            if config.flat_start:
-                nn.init.zeros_(self.heads.advantage_output.weight)
             self.histogram_head = nn.Linear(dim, num_classes) if config.aux_weight > 0 else None
 
     def forward(self, obs: Observation) -> Tensor:
@@ -132,7 +122,7 @@ class QNetwork(nn.Module):
         cluster = self.encoder.clients(obs.clients).transpose(0, 1).contiguous()  # [V, B, d]
         history = self.encoder.globals(obs.history).transpose(0, 1).contiguous()  # [H+1, B, d]
         xi, weights = self.mixer(cluster, obs.mask, history, obs.history_mask)
-        q = self._clip(self.heads(xi, self.identity(obs.ids.t()), obs.mask))  # [B, V, 1 or C]
+        q = self.heads(xi, self.identity(obs.ids.t()), obs.mask)  # [B, V, 1 or C]
         return (q if self.per_class else q.squeeze(-1)), weights
 
     def histogram(self, obs: Observation) -> Tensor:
@@ -140,10 +130,3 @@ class QNetwork(nn.Module):
         if self.histogram_head is None:
             raise ValueError("the network has no auxiliary head: agent.aux_weight is 0")
         return self.histogram_head(self.encoder.globals(obs.history[:, -1])).softmax(dim=-1)
-
-    def _clip(self, q: Tensor) -> Tensor:
-        if self.bound is None:
-            return q
-        if self.squash == "tanh":
-            return self.bound * torch.tanh(q / self.bound)
-        return q.clamp(-self.bound, self.bound)

@@ -21,6 +21,7 @@ from fedglimpse.errors import UserError
 
 _TABLE = "identity.weight"
 _AUXILIARY = "histogram_head."
+_RETIRED = {"encoder": "attention", "history_input": "models"}  # what older policies may differ in
 
 
 def pack(net: QNetwork, config: AgentConfig, sizes: dict[str, int], known: int) -> dict[str, Any]:
@@ -40,6 +41,8 @@ def pack(net: QNetwork, config: AgentConfig, sizes: dict[str, int], known: int) 
 
 def check(policy: dict[str, Any], config: AgentConfig, sizes: dict[str, int]) -> None:
     """Raise UserError where the policy does not fit an agent built from `config` and `sizes`."""
+    for key, ours in _RETIRED.items():
+        _check_same(f"agent.{key}", policy["agent"].get(key, ours), ours)
     theirs_all = {**asdict(AgentConfig()), **policy["agent"]}  # older policies lack newer keys
     pairs = {f"agent.{key}": (theirs_all[key], getattr(config, key)) for key in ARCHITECTURE}
     pairs["sketch.size"] = (policy["sketch_dim"], sizes["sketch_dim"])

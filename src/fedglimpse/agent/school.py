@@ -84,7 +84,7 @@ class School:
         if not self.config.normalise_history:
             return obs
         numbers = Numbers(*(number[lanes[:, 0]] for number in self._numbers))
-        history = standardised(obs.history, numbers, self.config.shows_changes)
+        history = standardised(obs.history, numbers)
         return obs._replace(history=history)
 
     @torch.no_grad()

@@ -67,7 +67,7 @@ def observe(
     pasts, exist = zip(*(agent.history.window() for agent in agents), strict=True)
     history = torch.stack(pasts)
     if agents[0].config.normalise_history:
-        history = standardised(history, scales(agents), agents[0].config.shows_changes)
+        history = standardised(history, scales(agents))
     counts = torch.tensor([view.num_visible for view in views])
     one_round = Observation(
         clients=torch.stack([_wide(rows, width) for rows in clients]),

@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse import rng
 from fedglimpse.agent.attend import attend
-from fedglimpse.agent.attention import BLOCKED, PerTokenMLP, SpatioTemporal
-from fedglimpse.agent.identity import HashedIdentity, NoIdentity
+from fedglimpse.agent.attention import BLOCKED, SpatioTemporal
+from fedglimpse.agent.identity import NoIdentity
 from fedglimpse.agent.inputs import Observation
 from fedglimpse.agent.network import QNetwork
 
@@ -28,7 +27,6 @@ class Seen(NamedTuple):
 
     obs: Observation  # [R, B, ...]
     share: Tensor  # [R, B, 1, V] weights of a mean over real clients
-    past_share: Tensor  # [R, B, 1, T] weights of a mean over rounds that exist
     client_bias: Tensor  # [R, B, h, V, 1] very low where a client is padding; or one zero
     past_bias: Tensor  # [R, B, h, T, 1] very low where a round does not exist; or one zero
 
@@ -52,7 +50,6 @@ def arrange(obs: Observation, heads: int, full: bool) -> Seen:
     return Seen(
         obs,
         share=_shares(obs.mask),
-        past_share=_shares(obs.history_mask),
         client_bias=_bias(obs.mask, heads, full),
         past_bias=_bias(obs.history_mask, heads, full),
     )
@@ -71,12 +68,8 @@ def q_values(net: QNetwork, p: Parameters, seen: Seen) -> tuple[Tensor, Tensor |
         None without a cross-attention.
     """
     cluster, history = _encode(net, p, seen.obs)
-    weights = None
-    if isinstance(net.mixer, PerTokenMLP):
-        cluster = _per_token(net.mixer, p, cluster, history, seen)
-    else:
-        cluster, weights = _mix(net.mixer, p, cluster, history, seen)
-    q = _clip(net, _dueling(net, p, cluster, seen))  # [R, B, V, outputs]
+    cluster, weights = _mix(net.mixer, p, cluster, history, seen)
+    q = _dueling(net, p, cluster, seen)  # [R, B, V, outputs]
     return (q if net.per_class else q.squeeze(-1)), weights
 
 
@@ -138,19 +131,6 @@ def _tokens(gathered: Tensor, shape: torch.Size, heads: int) -> Tensor:
     return gathered.reshape(shape)
 
 
-def _per_token(
-    mixer: PerTokenMLP, p: Parameters, cluster: Tensor, history: Tensor, seen: Seen
-) -> Tensor:
-    """The ablation without attention."""
-    inner = cluster
-    if mixer.temporal:
-        past = _pooled(history, seen.past_share)  # [R, B, d]
-        slots = seen.obs.mask.shape[2]
-        inner = torch.cat([cluster, past.repeat_interleave(slots, dim=1)], dim=-1)
-    inner = F.gelu(_linear(p, "mixer.layers.0", inner))
-    return cluster + _linear(p, "mixer.layers.2", inner)
-
-
 def _dueling(net: QNetwork, p: Parameters, xi: Tensor, seen: Seen) -> Tensor:
     """Return Q `[R, B, V, outputs]`: value of the round plus centred advantages of clients."""
     cluster = _pooled(xi, seen.share)  # [R, B, d]
@@ -174,19 +154,9 @@ def _identity(net: QNetwork, p: Parameters, ids: Tensor) -> Tensor:
     """Embed ids `[R, n]` -> `[R, n, d_emb]`, each lane by its own table."""
     table = p["identity.weight"]  # [R, rows, d_emb]
     lanes, rows, dim = table.shape
-    if isinstance(net.identity, HashedIdentity):
-        ids = rng.hashed(ids.flatten(), 0, 2).view(lanes, -1, 2) % rows
-    first = torch.arange(lanes, device=ids.device).view(lanes, *[1] * (ids.dim() - 1)) * rows
+    first = torch.arange(lanes, device=ids.device).view(lanes, 1) * rows
     found = F.embedding(ids + first, table.reshape(lanes * rows, dim))
-    return _norm(p, "identity.norm", found if found.dim() == 3 else found.sum(dim=2))
-
-
-def _clip(net: QNetwork, q: Tensor) -> Tensor:
-    if net.bound is None:
-        return q
-    if net.squash == "tanh":
-        return net.bound * torch.tanh(q / net.bound)
-    return q.clamp(-net.bound, net.bound)
+    return _norm(p, "identity.norm", found)
 
 
 def _linear(p: Parameters, name: str, x: Tensor, onto: Tensor | None = None) -> Tensor:

@@ -45,7 +45,6 @@ class Task(NamedTuple):
     oldest: Tensor  # [R'] oldest entry that still exists
     centre: Tensor  # [R', 1, 1, D] by which histories are standardised
     scale: Tensor  # [R', 1, 1, D]
-    change: Tensor  # [R', 1, 1, D]
 
 
 class Team:
@@ -269,6 +268,6 @@ class Team:
     def _standardised(self, obs: Observation, task: Task) -> Observation:
         if not self.config.normalise_history:
             return obs
-        numbers = Numbers(task.centre, task.scale, task.change)
-        history = standardised(obs.history, numbers, self.config.shows_changes)
+        numbers = Numbers(task.centre, task.scale)
+        history = standardised(obs.history, numbers)
         return obs._replace(history=history)

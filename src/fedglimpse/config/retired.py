@@ -35,10 +35,33 @@ class Retired:
 KEYS: dict[str, Retired] = {
     "log.wandb": Retired("", "it is now log.own=log_to_wandb:WandbSink, of examples/"),
     "log.mlflow": Retired("", "it is now log.own=log_to_mlflow:MlflowSink, of examples/"),
+    "agent.turns": Retired(0.0, "selections spread, but accuracy was not significantly higher"),
+    "agent.loss_lean": Retired(
+        0.0, "it gained early, as much as the same lean without any learning does"
+    ),
+    "agent.flat_start": Retired(
+        False, "with turns it was within noise of random selection, never above"
+    ),
+    "agent.prove": Retired(
+        False, "it took the harm of noisy Q-values away by selecting at random, and no more"
+    ),
+    "agent.history_input": Retired(
+        "models", "changes in place of models made accuracy significantly lower"
+    ),
+    "agent.encoder": Retired(
+        "attention", "without any attention accuracy was a little lower, not significantly"
+    ),
+    "agent.identity_buckets": Retired(4096, "it belonged to agent.identity=hashed"),
+    "agent.q_clip": Retired("none", "no preset and no study bounded the Q-values"),
+    "agent.reset_on_gap": Retired(False, "no preset and no study had rounds missing"),
 }
 
 # key -> value -> what to know about that value; `default` is the value that replaces it.
-VALUES: dict[str, dict[Any, Retired]] = {}
+VALUES: dict[str, dict[Any, Retired]] = {
+    "agent.identity": {
+        "hashed": Retired("table", "it was within noise of the table and of no identity at all"),
+    },
+}
 
 
 def is_retired(key: str, value: Any) -> bool:

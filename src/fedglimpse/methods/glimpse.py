@@ -18,9 +18,7 @@ from fedglimpse.agent.config import AgentConfig
 from fedglimpse.agent.explore import Ask, Picked, epsilon, pick_each
 from fedglimpse.agent.memory import Round
 from fedglimpse.agent.policy import check_lessons, check_sketch, read_policy
-from fedglimpse.agent.proof import Proof
 from fedglimpse.agent.reward import Shaping
-from fedglimpse.agent.starts import Starts
 from fedglimpse.agent.team import Team
 from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.types import Choice, Method, Outcome, View
@@ -55,8 +53,6 @@ class GlimpseSelector:
         self.num_classes = num_classes
         self.sketch: dict[str, Any] = {}  # how sketches are made, which a policy tells
         self.step = 0  # rounds acted: the t of the epsilon schedule
-        self.starts = Starts(config.turns, config.loss_lean, config.loss)
-        self.proof = Proof()
         self.shaping = Shaping(config.gamma) if config.reward == "change" else None
         self.agent = Agent(
             config, sketch_dim=sketch_dim, num_classes=num_classes, seed=seed, device=device
@@ -70,8 +66,7 @@ class GlimpseSelector:
         """Probability of exploring in the coming round."""
         if self.frozen:
             return 0.0
-        by_schedule = epsilon(self.step, self.config.epsilon_decay, self.config.epsilon_min)
-        return max(by_schedule, 1 - self.proof.trust) if self.config.prove else by_schedule
+        return epsilon(self.step, self.config.epsilon_decay, self.config.epsilon_min)
 
     def select(self, view: View, k: int) -> Choice:
         """Choose by Q, or explore: Algorithm 1, lines 7-12."""
@@ -95,10 +90,8 @@ class GlimpseSelector:
         return GlimpseTeam(selectors)
 
     def ask(self, view: View, k: int, glance: Glance) -> Ask:
-        """Return what the picking needs: scores with everyone's start, and how to explore."""
-        lean = self.starts.lean(view.reports.get("loss"))
-        scores = self.starts.scores(glance.scores, view.ids, lean)
-        return Ask(scores, k, self.epsilon, view.rng, lean)
+        """Return what the picking needs: scores, and how to explore."""
+        return Ask(glance.scores, k, self.epsilon, view.rng)
 
     def choose(self, view: View, k: int, glance: Glance, picked: Picked) -> Choice:
         """Make a choice of what was picked and keep what the feedback will need."""
@@ -132,11 +125,6 @@ class GlimpseSelector:
         reward = self._reward(outcome)
         if not self.frozen:
             self.agent.replay.add(self._round(view, k, glance, outcome, reward))
-        if self.config.prove:
-            metrics["trust"] = self.proof.trust
-            chosen = torch.isin(view.ids, outcome.selected)
-            self.proof.add(glance.scores, chosen, outcome.reward, picked.behaviour == "explore")
-        self.starts.chosen(outcome.selected)
         self.step += 1
         self._pending = None
         return metrics
@@ -183,18 +171,13 @@ class GlimpseSelector:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue after a finished round."""
-        own = {"starts": self.starts.state_dict(), "proof": self.proof.state_dict()}
-        if self.shaping is not None:
-            own["shaping"] = self.shaping.state_dict()
+        own = {} if self.shaping is None else {"shaping": self.shaping.state_dict()}
         return self.agent.state_dict() | own | {"step": self.step, "frozen": self.frozen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         state = dict(state)
         self.step, self.frozen = state.pop("step"), state.pop("frozen")
-        self.starts.load_state_dict(state.pop("starts"))
-        if (evidence := state.pop("proof", None)) is not None:  # runs of older versions have none
-            self.proof.load_state_dict(evidence)
         if self.shaping is not None:
             self.shaping.load_state_dict(state.pop("shaping"))
         self.agent.load_state_dict(state)
@@ -232,9 +215,8 @@ class GlimpseTeam:
             None if outcome is None or one.frozen else outcome.round_num for one, outcome in pairs
         ]
         lessons = self.team.learn(learns)
-        for one, said, lesson in zip(self.selectors, metrics, lessons, strict=True):
+        for said, lesson in zip(metrics, lessons, strict=True):
             if said and lesson.td_loss is not None:
-                one.starts.learnt(lesson.td_loss)
                 said["server_flops"] += lesson.flops
                 said["td_loss"] = lesson.td_loss
         return list(metrics)

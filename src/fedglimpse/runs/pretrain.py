@@ -142,8 +142,6 @@ def exploring(config: Config) -> Config:
         config.agent,
         epsilon_min=1.0,
         updates_per_round=0,
-        prove=False,
-        loss_lean=0.0,
         buffer=max(config.rounds, config.agent.n_step + config.agent.history + 1),
     )
     return replace(config, agent=agent)

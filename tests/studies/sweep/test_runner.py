@@ -280,9 +280,9 @@ def test_runs_that_a_study_has_are_left_out(
 
 def test_a_run_stored_before_a_key_was_there_has_its_default() -> None:
     config = Config().flat()
-    older = {k: v for k, v in config.items() if k != "agent.loss_lean"}
+    older = {k: v for k, v in config.items() if k != "agent.reward"}
     assert run_identity(older) == run_identity(config | {"engine.precision": "bf16"})
-    assert run_identity(older) != run_identity(config | {"agent.loss_lean": 1.0})
+    assert run_identity(older) != run_identity(config | {"agent.reward": "change"})
 
 
 def test_a_preset_that_only_stands_for_values_is_not_part_of_a_run() -> None:
