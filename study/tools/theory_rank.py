@@ -18,9 +18,8 @@ from statistics import mean
 from typing import Any
 
 import fedglimpse
-from fedglimpse.theory.measure_run import measure_run
-from fedglimpse.theory.panel import FILE, Panel, read_panel
-from fedglimpse.theory.rank import PREDICTORS, comparison_text, correlate, grouped
+from fedglimpse.theory.panel import FILE, Panel, measure_run, read_panel
+from fedglimpse.theory.rank import comparison_text, correlations_of, grouped
 
 METHODS = (
     "fedavg", "glimpse", "herd", "dpp", "oracle-balance", "power-of-choice", "oort", "favor",
@@ -73,7 +72,7 @@ def main() -> None:
         },
         "correlations": {
             name: vars(c) | {"within_seeds": vars(c.within_seeds)}
-            for name, c in ((n, correlate(groups, of)) for n, of in PREDICTORS.items())
+            for name, c in correlations_of(groups).items()
         },
     }
     path = STORED / f"rank-digits-{partition}.json"

@@ -25,7 +25,7 @@ from fedglimpse.flower.round import DeviceRound
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
 from fedglimpse.runs import experiment
 from fedglimpse.runs.folder import RunFolder
-from fedglimpse.theory.measure_run import measure_run
+from fedglimpse.theory.panel import measure_run
 from mistakes import mistake
 
 

@@ -12,10 +12,14 @@ from fedglimpse.data.dataset import as_input
 from fedglimpse.runs.build import build_world
 from fedglimpse.simulation.gradients import mean_gradient
 from fedglimpse.simulation.world import World
-from fedglimpse.theory.estimate import Point, Recipe, examples_of, full_pass, implied_q, measure
-from theory.kept_run import SMALL
-
-RECIPE = Recipe(lr=0.05, batch_size=16)
+from fedglimpse.theory.estimate import (
+    LaneProbe,
+    Measurement,
+    client_gradient,
+    examples_of,
+    implied_q,
+)
+from theory.small_run import SMALL
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +32,13 @@ def record(**changes: Any) -> dict[str, Any]:
     return plain | {"rejected": []} | changes
 
 
-def measured(world: World, **changes: Any) -> Point:
-    lane = world.lanes[0]
-    point = measure(
-        world.evaluator, lane.population, world.states[0], record(**changes), RECIPE, seed=0
-    )
+def probe_of(world: World) -> LaneProbe:
+    population = world.lanes[0].population
+    return LaneProbe(world.evaluator, population, seed=0, lr=0.05, batch_size=16)
+
+
+def measured(world: World, **changes: Any) -> Measurement:
+    point = probe_of(world).measure(world.states[0], record(**changes))
     assert point is not None
     return point
 
@@ -40,24 +46,24 @@ def measured(world: World, **changes: Any) -> Point:
 def gradients(world: World) -> torch.Tensor:
     population = world.lanes[0].population
     x, y = population.dataset.x_train, population.dataset.y_train
-    found = [
-        mean_gradient(
-            world.evaluator, world.states[0], x[population.rows[i]], y[population.rows[i]]
-        )
-        for i in range(population.num_clients)
-    ]
-    return torch.stack(found).double()
+    rows = []
+    for client in range(population.num_clients):
+        client_rows = population.rows[client]
+        rows.append(mean_gradient(world.evaluator, world.states[0], x[client_rows], y[client_rows]))
+    return torch.stack(rows).double()
 
 
 def test_a_point_is_made_of_full_gradients(world: World) -> None:
-    point, every = measured(world), gradients(world)
-    whole, cluster = every.mean(0), every[[1, 4, 5, 7]].mean(0)
+    point = measured(world)
+    of_clients = gradients(world)
+    objective = of_clients.mean(0)
+    cluster = of_clients[[1, 4, 5, 7]].mean(0)
     close = {"rel": 1e-4}
-    assert point.gradient == pytest.approx(float(whole.square().sum()), **close)
-    assert point.gap == pytest.approx(float((whole - cluster).square().sum()), **close)
-    spread = (every[[1, 4, 5, 7]] - cluster).square().sum(1).mean()
+    assert point.gradient == pytest.approx(float(objective.square().sum()), **close)
+    assert point.gap == pytest.approx(float((objective - cluster).square().sum()), **close)
+    spread = (of_clients[[1, 4, 5, 7]] - cluster).square().sum(1).mean()
     assert point.spread == pytest.approx(float(spread), **close)
-    deviation = (cluster - every[[4, 7]].mean(0)).square().sum()
+    deviation = (cluster - of_clients[[4, 7]].mean(0)).square().sum()
     assert point.deviation == pytest.approx(float(deviation), **close)
     assert point.weighted_deviation == pytest.approx(point.deviation, **close)
     assert point.random_deviation == pytest.approx(float(spread) * 2 / (2 * 3), **close)
@@ -71,43 +77,44 @@ def test_choosing_everyone_leaves_no_deviation(world: World) -> None:
 
 
 def test_weights_count_in_the_weighted_deviation_alone(world: World) -> None:
-    point, every = measured(world, weights=[3.0, 1.0]), gradients(world)
-    chosen = 0.75 * every[4] + 0.25 * every[7]
-    expected = float((every[[1, 4, 5, 7]].mean(0) - chosen).square().sum())
+    point = measured(world, weights=[3.0, 1.0])
+    of_clients = gradients(world)
+    chosen = 0.75 * of_clients[4] + 0.25 * of_clients[7]
+    expected = float((of_clients[[1, 4, 5, 7]].mean(0) - chosen).square().sum())
     assert point.weighted_deviation == pytest.approx(expected, rel=1e-4)
     assert point.deviation == pytest.approx(measured(world).deviation)
 
 
 def test_a_round_that_chose_nobody_is_no_point(world: World) -> None:
-    lane = world.lanes[0]
     idle = record(selected=[], weights=[])
-    assert measure(world.evaluator, lane.population, world.states[0], idle, RECIPE, seed=0) is None
+    assert probe_of(world).measure(world.states[0], idle) is None
 
 
 def test_noise_is_the_variance_over_batches(world: World) -> None:
-    population, state = world.lanes[0].population, world.states[0]
+    population = world.lanes[0].population
+    state = world.states[0]
     x, y = examples_of(population, 3, 0, torch.Generator().manual_seed(0))
-    found = full_pass(world.evaluator, state, x, y, 16)
-    each = [
-        mean_gradient(world.evaluator, state, a, b)
-        for a, b in zip(x.split(16), y.split(16), strict=True)
-        if len(b) > 1
+    estimate = client_gradient(world.evaluator, state, x, y, 16)
+    of_batches = [
+        mean_gradient(world.evaluator, state, batch_x, batch_y)
+        for batch_x, batch_y in zip(x.split(16), y.split(16), strict=True)
+        if len(batch_y) > 1
     ]
     torch.testing.assert_close(
-        found.gradient, mean_gradient(world.evaluator, state, x, y), rtol=1e-4, atol=1e-6
+        estimate.gradient, mean_gradient(world.evaluator, state, x, y), rtol=1e-4, atol=1e-6
     )
-    noise = torch.stack([(g - found.gradient).square().sum() for g in each]).mean()
-    moment = torch.stack([g.square().sum() for g in each]).mean()
-    assert found.noise == pytest.approx(float(noise), rel=1e-4)
-    assert found.second_moment == pytest.approx(float(moment), rel=1e-4)
+    noise = torch.stack([(g - estimate.gradient).square().sum() for g in of_batches]).mean()
+    moment = torch.stack([g.square().sum() for g in of_batches]).mean()
+    assert estimate.noise == pytest.approx(float(noise), rel=1e-4)
+    assert estimate.second_moment == pytest.approx(float(moment), rel=1e-4)
     loss = world.evaluator.score(state, x, y).loss
-    assert found.loss == pytest.approx(loss, rel=1e-4)
+    assert estimate.loss == pytest.approx(loss, rel=1e-4)
 
 
 def test_one_batch_has_no_noise_and_a_last_batch_of_one_does_not_count(world: World) -> None:
     x, y = examples_of(world.lanes[0].population, 3, 17, torch.Generator().manual_seed(0))
-    assert full_pass(world.evaluator, world.states[0], x, y, 17).noise == pytest.approx(0.0)
-    split = full_pass(world.evaluator, world.states[0], x, y, 16)
+    assert client_gradient(world.evaluator, world.states[0], x, y, 17).noise == pytest.approx(0.0)
+    split = client_gradient(world.evaluator, world.states[0], x, y, 16)
     first = mean_gradient(world.evaluator, world.states[0], x[:16], y[:16])
     assert split.second_moment == pytest.approx(float(first.square().sum()), rel=1e-4)
 
@@ -122,9 +129,10 @@ def test_smoothness_of_a_linear_model_stays_below_the_largest_it_can_be() -> Non
 
 
 def test_the_largest_noise_and_moment_are_taken(world: World) -> None:
-    both, one = measured(world), measured(world, visible=[4, 7])
-    assert both.noise >= one.noise > 0
-    assert both.second_moment >= one.second_moment > one.noise
+    of_four = measured(world)
+    of_two = measured(world, visible=[4, 7])
+    assert of_four.noise >= of_two.noise > 0
+    assert of_four.second_moment >= of_two.second_moment > of_two.noise
 
 
 def test_implied_constants_of_a_round_quadratic_are_exact() -> None:
@@ -153,7 +161,7 @@ def test_equal_gradients_imply_nothing() -> None:
     assert implied_q(torch.ones(3, 2), torch.tensor([1.0, 2.0, 3.0]))["mu"] is None
 
 
-def test_q_values_belong_to_visible_clients_that_were_not_refused(world: World) -> None:
+def test_q_values_belong_to_visible_clients_that_were_not_rejected(world: World) -> None:
     point = measured(world, q=[0.1, 0.9, 0.3], rejected=[5])
     assert point.delta_q == pytest.approx(0.9 - 1.3 / 3)
     assert measured(world, q=[0.1, 0.9], rejected=[]).delta_q is None

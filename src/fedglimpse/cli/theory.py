@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from fedglimpse.errors import UserError
-from fedglimpse.theory.measure_run import measure_run
-from fedglimpse.theory.panel import FILE, read_panel
+from fedglimpse.theory.panel import FILE, measure_run, read_panel
 from fedglimpse.theory.rank import comparison_text
 from fedglimpse.theory.text import panel_text
 

@@ -43,9 +43,9 @@ class Terms(Generic[Value]):
     """The right-hand side of the theorem, term by term."""
 
     start: Value  # how far the first model is from the optimum
-    gap: Value  # what visibility costs
-    selection: Value  # what the choice costs
-    noise: Value
+    gap: Value  # the cost of partial visibility
+    selection: Value  # the cost of the choice among the visible
+    noise: Value  # of stochastic gradients
     drift: Value  # of local steps
 
     @property
@@ -57,29 +57,34 @@ class Terms(Generic[Value]):
 def lemma_4(spread: Value, q: QConstants[Value], ratio: float) -> Value:
     """Return the printed bound of ||grad F_C - grad F_S||^2 for a choice by Q-values."""
     by_spread = spread * q.smoothness * 2 / (q.mu * ratio)
-    return by_spread + q.delta * (q.smoothness + q.mu * ratio) * 4 / (q.mu * q.mu * ratio)
+    by_delta = q.delta * (q.smoothness + q.mu * ratio) * 4 / (q.mu * q.mu * ratio)
+    return by_spread + by_delta
 
 
-def printed(c: Constants[Value], q: QConstants[Value] | None) -> Terms[Value]:
+def printed(constants: Constants[Value], q: QConstants[Value] | None) -> Terms[Value]:
     """Return the terms as printed; without Q those of its proof before Lemma 4 is used."""
-    deviation = c.deviation if q is None else lemma_4(c.spread, q, c.ratio)
-    drift = c.smoothness * c.steps * c.lr
+    deviation = constants.deviation
+    if q is not None:
+        deviation = lemma_4(constants.spread, q, constants.ratio)
+    selected = constants.ratio * constants.visible
+    drift = constants.smoothness * constants.steps * constants.lr
     return Terms(
-        start=c.start * 4 / (c.lr * (c.steps * c.rounds)),
-        gap=c.gap * 4,
+        start=constants.start * 4 / (constants.lr * (constants.steps * constants.rounds)),
+        gap=constants.gap * 4,
         selection=deviation * 4,
-        noise=c.smoothness * c.lr * c.noise * 2 / (c.ratio * c.visible),
-        drift=drift * drift * c.second_moment * 4 / 3,
+        noise=constants.smoothness * constants.lr * constants.noise * 2 / selected,
+        drift=drift * drift * constants.second_moment * 4 / 3,
     )
 
 
-def repaired(c: Constants[Value]) -> Terms[Value]:
+def repaired(constants: Constants[Value]) -> Terms[Value]:
     """Return the terms that are proved in docs/theory.md, for L k eta <= 1 and any choice."""
-    drift = c.smoothness * c.steps * c.lr
+    drift = constants.smoothness * constants.steps * constants.lr
+    noise = constants.smoothness * constants.lr * constants.noise * 2
     return Terms(
-        start=c.start * 2 / (c.lr * (c.steps * c.rounds)),
-        gap=c.gap * 4,
-        selection=c.deviation * 4,
-        noise=c.smoothness * c.lr * c.noise * 2 * c.per_selected,
-        drift=drift * drift * c.second_moment,
+        start=constants.start * 2 / (constants.lr * (constants.steps * constants.rounds)),
+        gap=constants.gap * 4,
+        selection=constants.deviation * 4,
+        noise=noise * constants.per_selected,
+        drift=drift * drift * constants.second_moment,
     )

@@ -1,9 +1,7 @@
-"""One pass over a client's examples at a fixed model: loss, gradient, and how noisy batches are.
+"""The terms of Theorem 1 at one stored model, from gradients of all clients.
 
 Gradients are taken in evaluation mode, as in `simulation/gradients.py`: BatchNorm uses its running
 statistics, so that a client's gradient is the mean of those of its batches.
-
-What Theorem 1 is made of, measured at one stored model of a run.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from fedglimpse import rng
 from fedglimpse.data.population import Population
 from fedglimpse.simulation.evaluation import Evaluator
 
-LARGE = 200  # examples at once where single batches do not matter
+LARGE_BATCH = 200  # where only the mean gradient matters, and not how noisy batches are
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What one client says of one model."""
+class ClientGradient:
+    """The loss of one client and its gradient at one model, and how noisy batches are."""
 
     loss: float  # F_n
     gradient: Tensor  # [P] of F_n, parameters only
@@ -33,61 +31,9 @@ class Pass:
     second_moment: float  # mean ||g_b||^2 over its batches
 
 
-def examples_of(
-    population: Population, client: int, limit: int, draw: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return a client's examples in random order, at most `limit` of them (0: all)."""
-    rows = population.rows[client]
-    rows = rows[torch.randperm(len(rows), generator=draw)]
-    rows = (rows[:limit] if limit else rows).to(population.dataset.y_train.device)
-    return population.dataset.x_train[rows], population.dataset.y_train[rows]
-
-
-def full_pass(evaluator: Evaluator, state: Tensor, x: Tensor, y: Tensor, batch: int) -> Pass:
-    """Go once over the examples in batches, as an epoch of training does.
-
-    Args:
-        evaluator: holds the model.
-        state: where gradients are taken.  # [d]
-        x: raw examples in the order of the epoch.  # [n, *shape]
-        y: their labels.  # [n]
-        batch: examples of a batch; a last batch of one is skipped by training and does not count
-            as a batch here either, only towards the mean.
-    """
-    evaluator.load(state)
-    parts = list(zip(x.split(batch), y.split(batch), strict=True))
-    found = [batch_gradient(evaluator, *part) for part in parts]
-    shares = torch.tensor([len(part[1]) / len(y) for part in parts])
-    gradients = torch.stack([gradient for _, gradient in found])  # [batches, P]
-    mean = (shares.to(gradients)[:, None] * gradients).sum(0)
-    stepped = gradients[[i for i, part in enumerate(parts) if len(part[1]) > 1 or i == 0]]
-    return Pass(
-        loss=sum(float(s) * value for s, (value, _) in zip(shares, found, strict=True)),
-        gradient=mean,
-        noise=float((stepped - mean).double().square().sum(1).mean()),
-        second_moment=float(stepped.double().square().sum(1).mean()),
-    )
-
-
-def batch_gradient(evaluator: Evaluator, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
-    """Return the mean loss of the loaded model on a batch and its gradient `[P]`."""
-    loss = F.cross_entropy(evaluator.forward(x).float(), y)
-    grads = torch.autograd.grad(loss, list(evaluator.model.parameters()), materialize_grads=True)
-    return float(loss.detach()), torch.cat([g.flatten() for g in grads])
-
-
 @dataclass(frozen=True)
-class Recipe:
-    """How local training takes its gradients."""
-
-    lr: float  # eta
-    batch_size: int
-    examples: int = 0  # examples of a client that are used; 0: all
-
-
-@dataclass(frozen=True)
-class Point:
-    """One round of one lane; norms are squared, as in the theorem."""
+class Measurement:
+    """The terms in one round of one lane; norms are squared, as in the theorem."""
 
     round: int
     loss: float  # F(W)
@@ -107,6 +53,148 @@ class Point:
     l_q: float | None = None  # smallest L_Q that their Q-values allow
 
 
+@dataclass(frozen=True)
+class LaneProbe:
+    """Takes gradients of one lane's clients at any model, as local training would."""
+
+    evaluator: Evaluator
+    population: Population
+    seed: int  # of the lane
+    lr: float  # eta
+    batch_size: int
+    max_examples: int = 0  # examples of a client that are used; 0: all
+
+    def measure(self, state: Tensor, record: Mapping[str, Any]) -> Measurement | None:
+        """Measure one model; None where the round chose nobody.
+
+        Args:
+            state: the global model.  # [d]
+            record: of the round that started from it.
+        """
+        if not record["selected"]:
+            return None
+        round_num = record["round"]
+        sizes = self.population.sizes
+        clients = [i for i in range(self.population.num_clients) if sizes[i]]
+        visible = [i for i in record["visible"] if sizes[i]]
+        of_visible: dict[int, ClientGradient] = {}
+        losses = []
+        total = None
+        for client in clients:  # one at a time: gradients of invisible clients are not stored
+            batch_size = self.batch_size if client in visible else LARGE_BATCH
+            measured = self._client_gradient(state, client, round_num, batch_size)
+            losses.append(measured.loss)
+            total = measured.gradient.double() if total is None else total + measured.gradient
+            if client in visible:
+                of_visible[client] = measured
+        assert total is not None
+        objective = total / len(clients)
+        gradients = torch.stack([of_visible[i].gradient for i in visible]).double()  # [V, P]
+        cluster = gradients.mean(0)
+        spread = float((gradients - cluster).square().sum(1).mean())
+        chosen = gradients[torch.tensor([visible.index(i) for i in record["selected"]])]
+        weights = torch.tensor(record["weights"], dtype=torch.double)
+        return Measurement(
+            round=round_num,
+            loss=sum(losses) / len(losses),
+            gradient=_squared_norm(objective),
+            gap=_squared_norm(objective - cluster),
+            spread=spread,
+            deviation=_squared_norm(cluster - chosen.mean(0)),
+            weighted_deviation=_squared_norm(cluster - _weighted_mean(chosen, weights)),
+            random_deviation=random_deviation(spread, len(visible), len(chosen)),
+            second_moment=max(client.second_moment for client in of_visible.values()),
+            noise=max(client.noise for client in of_visible.values()),
+            smoothness=self._smoothness(state, of_visible, round_num),
+            visible=len(visible),
+            selected=len(chosen),
+            **_terms_of_q(gradients, visible, record),
+        )
+
+    def _client_gradient(
+        self, state: Tensor, client: int, round_num: int, batch_size: int
+    ) -> ClientGradient:
+        draw = rng.generator(self.seed, "theory", round_num, client)
+        x, y = examples_of(self.population, client, self.max_examples, draw)
+        return client_gradient(self.evaluator, state, x, y, batch_size)
+
+    def _smoothness(
+        self, state: Tensor, clients: Mapping[int, ClientGradient], round_num: int
+    ) -> float:
+        """Return the largest ||grad F_n(W - eta g) - g|| / ||eta g||, g the gradient at W."""
+        largest = 0.0
+        for client, before in clients.items():
+            step = torch.zeros_like(state)
+            step[: len(before.gradient)] = self.lr * before.gradient
+            length = step.norm()
+            if not float(length):
+                continue
+            after = self._client_gradient(state - step, client, round_num, LARGE_BATCH)
+            change = after.gradient - before.gradient
+            largest = max(largest, float(change.norm() / length))
+        return largest
+
+
+def column(points: Sequence[Measurement], name: str) -> list[Any]:
+    """Return one field of every measurement."""
+    return [getattr(point, name) for point in points]
+
+
+def examples_of(
+    population: Population, client: int, max_examples: int, draw: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return a client's examples in random order, at most `max_examples` of them (0: all)."""
+    rows = population.rows[client]
+    rows = rows[torch.randperm(len(rows), generator=draw)]
+    if max_examples:
+        rows = rows[:max_examples]
+    rows = rows.to(population.dataset.y_train.device)
+    return population.dataset.x_train[rows], population.dataset.y_train[rows]
+
+
+def client_gradient(
+    evaluator: Evaluator, state: Tensor, x: Tensor, y: Tensor, batch_size: int
+) -> ClientGradient:
+    """Go once over the examples in batches, as an epoch of training does.
+
+    Args:
+        evaluator: holds the model.
+        state: where gradients are taken.  # [d]
+        x: raw examples in the order of the epoch.  # [n, *shape]
+        y: their labels.  # [n]
+        batch_size: a last batch of one example is skipped by training: it counts towards the mean
+            gradient, but not towards the noise of batches.
+    """
+    evaluator.load(state)
+    loss = 0.0
+    gradients = []
+    shares = []  # of the examples that each batch holds
+    is_step: list[bool] = []  # whether training would take a step on the batch
+    for batch_x, batch_y in zip(x.split(batch_size), y.split(batch_size), strict=True):
+        batch_loss, gradient = batch_gradient(evaluator, batch_x, batch_y)
+        share = torch.tensor(len(batch_y) / len(y))
+        loss += float(share) * batch_loss
+        gradients.append(gradient)
+        shares.append(share)
+        is_step.append(len(batch_y) > 1 or not is_step)
+    of_batches = torch.stack(gradients)  # [batches, P]
+    mean = (torch.stack(shares).to(of_batches)[:, None] * of_batches).sum(0)
+    of_steps = of_batches[torch.tensor(is_step)]
+    return ClientGradient(
+        loss=loss,
+        gradient=mean,
+        noise=float((of_steps - mean).double().square().sum(1).mean()),
+        second_moment=float(of_steps.double().square().sum(1).mean()),
+    )
+
+
+def batch_gradient(evaluator: Evaluator, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+    """Return the mean loss of the loaded model on a batch and its gradient `[P]`."""
+    loss = F.cross_entropy(evaluator.forward(x).float(), y)
+    grads = torch.autograd.grad(loss, list(evaluator.model.parameters()), materialize_grads=True)
+    return float(loss.detach()), torch.cat([grad.flatten() for grad in grads])
+
+
 def random_deviation(spread: float, visible: int, selected: int) -> float:
     """Return the mean of ||grad F_C - grad F_S||^2 over all subsets of `selected` clients."""
     if visible < 2:
@@ -114,77 +202,23 @@ def random_deviation(spread: float, visible: int, selected: int) -> float:
     return spread * (visible - selected) / (selected * (visible - 1))
 
 
-def measure(
-    evaluator: Evaluator,
-    population: Population,
-    state: Tensor,
-    record: Mapping[str, Any],
-    recipe: Recipe,
-    seed: int,
-) -> Point | None:
-    """Measure one model; None where the round chose nobody.
-
-    Args:
-        evaluator: holds the model.
-        population: of the lane.
-        state: the global model.  # [d]
-        record: of the round that started from it.
-        recipe: of local training.
-        seed: of the lane.
-    """
-    visible = [i for i in record["visible"] if population.sizes[i]]
-    if not record["selected"]:
-        return None
-    passes, total, losses = {}, None, []
-    holders = [i for i in range(population.num_clients) if population.sizes[i]]
-    for client in holders:
-        batch = recipe.batch_size if client in visible else LARGE
-        found = _pass(evaluator, population, state, client, record["round"], recipe, seed, batch)
-        total = found.gradient.double() if total is None else total + found.gradient
-        losses.append(found.loss)
-        if client in visible:
-            passes[client] = found
-    assert total is not None
-    gradients = torch.stack([passes[i].gradient for i in visible]).double()  # [V, P]
-    cluster = gradients.mean(0)
-    spread = float((gradients - cluster).square().sum(1).mean())
-    chosen = torch.tensor([visible.index(i) for i in record["selected"]])
-    weights = torch.tensor(record["weights"], dtype=torch.double)
-    return Point(
-        round=record["round"],
-        loss=sum(losses) / len(losses),
-        gradient=_squared(total / len(holders)),
-        gap=_squared(total / len(holders) - cluster),
-        spread=spread,
-        deviation=_squared(cluster - gradients[chosen].mean(0)),
-        weighted_deviation=_weighted(gradients[chosen], weights, cluster),
-        random_deviation=random_deviation(spread, len(visible), len(chosen)),
-        second_moment=max(p.second_moment for p in passes.values()),
-        noise=max(p.noise for p in passes.values()),
-        smoothness=_smoothness(evaluator, population, state, passes, record["round"], recipe, seed),
-        visible=len(visible),
-        selected=len(chosen),
-        **_of_q(gradients, visible, record),
-    )
-
-
 def implied_q(gradients: Tensor, q: Tensor) -> dict[str, float | None]:
     """Return Delta_Q, mu and L_Q that the Q-values of one round imply.
 
     The best client stands for v*: mu is the largest constant for which quadratic growth holds at
     all others, L_Q the smallest for which the smoothness inequality does. Delta_Q takes the mean
-    Q-value for Q(grad F_C), which no network was asked for.
+    Q-value for Q(grad F_C), which the network never computed.
 
     Args:
         gradients: of the clients.  # [V, P]
         q: their Q-values.  # [V]
     """
     best = int(q.argmax())
-    away = (gradients - gradients[best]).square().sum(1)  # [V]
-    others = away > 0
-    if not bool(others.any()):
+    distance = (gradients - gradients[best]).square().sum(1)  # [V]
+    apart = distance > 0
+    if not bool(apart.any()):
         return {"delta_q": None, "mu": None, "l_q": None}
-    ratios = 2 * (q[best] - q[others]) / away[others]
+    ratios = 2 * (q[best] - q[apart]) / distance[apart]
     return {
         "delta_q": float(q[best] - q.mean()),
         "mu": float(ratios.min()),
@@ -192,45 +226,7 @@ def implied_q(gradients: Tensor, q: Tensor) -> dict[str, float | None]:
     }
 
 
-def _pass(
-    evaluator: Evaluator,
-    population: Population,
-    state: Tensor,
-    client: int,
-    round_num: int,
-    recipe: Recipe,
-    seed: int,
-    batch: int,
-) -> Pass:
-    draw = rng.generator(seed, "theory", round_num, client)
-    x, y = examples_of(population, client, recipe.examples, draw)
-    return full_pass(evaluator, state, x, y, batch)
-
-
-def _smoothness(
-    evaluator: Evaluator,
-    population: Population,
-    state: Tensor,
-    passes: Mapping[int, Pass],
-    round_num: int,
-    recipe: Recipe,
-    seed: int,
-) -> float:
-    """Return the largest ||grad F_n(W - eta g) - g|| / ||eta g||, g the client's gradient at W."""
-    largest = 0.0
-    for client, before in passes.items():
-        step = torch.zeros_like(state)
-        step[: len(before.gradient)] = recipe.lr * before.gradient
-        if not float(step.norm()):
-            continue
-        after = _pass(
-            evaluator, population, state - step, client, round_num, recipe, seed, LARGE
-        ).gradient
-        largest = max(largest, float((after - before.gradient).norm() / step.norm()))
-    return largest
-
-
-def _of_q(
+def _terms_of_q(
     gradients: Tensor, visible: Sequence[int], record: Mapping[str, Any]
 ) -> dict[str, float | None]:
     """Return what a method's recorded Q-values imply; nothing for a method without them."""
@@ -241,12 +237,12 @@ def _of_q(
     return implied_q(gradients[scored], torch.tensor(q, dtype=torch.double))
 
 
-def _weighted(gradients: Tensor, weights: Tensor, cluster: Tensor) -> float:
+def _weighted_mean(gradients: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean of gradients `[K, P]`; all-zero weights count as equal ones."""
     if not float(weights.sum()):
         weights = torch.ones_like(weights)
-    mean = (weights / weights.sum()).to(gradients) @ gradients
-    return _squared(cluster - mean)
+    return (weights / weights.sum()).to(gradients) @ gradients
 
 
-def _squared(vector: Tensor) -> float:
+def _squared_norm(vector: Tensor) -> float:
     return float(vector.double().square().sum())

@@ -15,13 +15,16 @@ from fedglimpse.theory.panel import LanePanel, Panel
 from fedglimpse.theory.text import table
 
 SHUFFLES = 20_000
-AT_LEAST = 3  # methods, for a rank correlation to mean anything
+LEAST_METHODS = 3  # for a rank correlation to mean anything
 Measure = Callable[[LanePanel], float]
-PREDICTORS: Mapping[str, Measure] = {
+MEASURES: Mapping[str, Measure] = {
     "deviation ÷ random choice": lambda lane: lane.relative_deviation,
     "deviation": lambda lane: lane.constants.deviation,
+    "d²": lambda lane: lane.constants.gap,
     "mean ‖∇F‖²": lambda lane: lane.measured,
 }
+PREDICTORS = ("deviation ÷ random choice", "deviation", "mean ‖∇F‖²")  # of accuracy
+COLUMNS = ("deviation", "d²", "mean ‖∇F‖²")  # of the comparison, besides those with an interval
 
 
 @dataclass(frozen=True)
@@ -35,98 +38,124 @@ class Correlation:
     leaving_one_out: tuple[float, float]  # range of `of_methods` without one of the methods
 
 
-def _ranks(values: Sequence[float]) -> Tensor:
-    """Return the place of each value, from 1; equal ones share the mean of theirs."""
-    numbers = torch.tensor(values, dtype=torch.float64)
-    _, groups, sizes = numbers.unique(return_inverse=True, return_counts=True)
-    return (sizes.cumsum(0) - (sizes - 1) / 2.0)[groups].double()
-
-
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the correlation of ranks, ties sharing theirs; 0 where one side is constant."""
-    x, y = _ranks(a), _ranks(b)
-    x, y = x - x.mean(), y - y.mean()
+    x = _centred_ranks(a)
+    y = _centred_ranks(b)
     scale = float(x.norm() * y.norm())
     return float(x @ y) / scale if scale else 0.0
 
 
 def shuffled_p(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the two-sided p-value of `spearman` under random pairings of `a` and `b`."""
-    x, y = _ranks(a), _ranks(b)
-    x, y = x - x.mean(), y - y.mean()
+    x = _centred_ranks(a)
+    y = _centred_ranks(b)
     draw = rng.generator(0, "theory-shuffles", len(x))
     orders = torch.rand(SHUFFLES, len(x), generator=draw).argsort(1)
-    as_far = (y[orders] @ x).abs() >= (x @ y).abs() - 1e-9
-    return (1 + int(as_far.sum())) / (1 + SHUFFLES)
+    as_extreme = (y[orders] @ x).abs() >= (x @ y).abs() - 1e-9
+    return (1 + int(as_extreme.sum())) / (1 + SHUFFLES)
 
 
-def correlate(lanes: Mapping[str, Sequence[LanePanel]], of: Measure) -> Correlation:
+def _centred_ranks(values: Sequence[float]) -> Tensor:
+    """Return the rank of each value minus the mean rank; equal values share the mean of theirs."""
+    numbers = torch.tensor(values, dtype=torch.float64)
+    _, groups, sizes = numbers.unique(return_inverse=True, return_counts=True)
+    rank_of_group = sizes.cumsum(0) - (sizes - 1) / 2.0
+    ranks = rank_of_group[groups].double()
+    return ranks - ranks.mean()
+
+
+def correlate(lanes: Mapping[str, Sequence[LanePanel]], measure: Measure) -> Correlation:
     """Correlate a measure with mean accuracy over methods.
 
     Args:
         lanes: name of a method -> its seeds.
-        of: the measure.
+        measure: what to correlate.
     """
-    pairs = {n: [(s.seed, of(s), s.accuracy) for s in some] for n, some in lanes.items()}
-    means = [(mean(v for _, v, _ in p), mean(a for *_, a in p)) for p in pairs.values()]
-    seeds = set.intersection(*({s for s, *_ in p} for p in pairs.values()))
-    within = []
-    for seed in sorted(seeds):
-        some = [next((v, a) for s, v, a in p if s == seed) for p in pairs.values()]
-        within.append(spearman(*zip(*some, strict=True)))
-    values, accuracies = zip(*means, strict=True)
-    fewer = [means[:i] + means[i + 1 :] for i in range(len(means))]
-    without = [spearman(*zip(*some, strict=True)) for some in fewer]
+    values = [_mean_over(seeds, measure) for seeds in lanes.values()]
+    accuracies = [_accuracy(seeds).mean for seeds in lanes.values()]
+    of_methods = spearman(values, accuracies)
+    without_one = []
+    for i in range(len(values)):
+        rest_of_values = values[:i] + values[i + 1 :]
+        rest_of_accuracies = accuracies[:i] + accuracies[i + 1 :]
+        without_one.append(spearman(rest_of_values, rest_of_accuracies))
     return Correlation(
-        spearman(values, accuracies),
-        shuffled_p(values, accuracies),
-        Estimate.of(within or [spearman(values, accuracies)]),
-        len(means),
-        (min(without), max(without)),
+        of_methods=of_methods,
+        p=shuffled_p(values, accuracies),
+        within_seeds=Estimate.of(_within_seeds(lanes, measure) or [of_methods]),
+        methods=len(lanes),
+        leaving_one_out=(min(without_one), max(without_one)),
     )
+
+
+def correlations_of(lanes: Mapping[str, Sequence[LanePanel]]) -> dict[str, Correlation]:
+    """Correlate each of `PREDICTORS` with mean accuracy over methods."""
+    return {label: correlate(lanes, MEASURES[label]) for label in PREDICTORS}
+
+
+def _within_seeds(lanes: Mapping[str, Sequence[LanePanel]], measure: Measure) -> list[float]:
+    """Return the correlation over methods within each seed that all methods have."""
+    by_seed = [{lane.seed: lane for lane in seeds} for seeds in lanes.values()]
+    common_seeds = set.intersection(*map(set, by_seed))
+    correlations = []
+    for seed in sorted(common_seeds):
+        same_seed = [seeds[seed] for seeds in by_seed]
+        values = [measure(lane) for lane in same_seed]
+        accuracies = [lane.accuracy for lane in same_seed]
+        correlations.append(spearman(values, accuracies))
+    return correlations
 
 
 def grouped(panels: Sequence[Panel], names: Sequence[str]) -> dict[str, list[LanePanel]]:
     """Return seeds by method; by folder name where a method was run twice with the same seed."""
-    keys = [(panel.method, lane.seed) for panel in panels for lane in panel.lanes]
-    twice = len(set(keys)) < len(keys)
+    runs = [(panel.method, lane.seed) for panel in panels for lane in panel.lanes]
+    repeated = len(set(runs)) < len(runs)
     groups: dict[str, list[LanePanel]] = {}
     for panel, name in zip(panels, names, strict=True):
-        groups.setdefault(name if twice else panel.method, []).extend(panel.lanes)
+        group = name if repeated else panel.method
+        groups.setdefault(group, []).extend(panel.lanes)
     return groups
 
 
 def comparison_text(panels: Sequence[Panel], names: Sequence[str]) -> str:
     """Return one line for each method, best accuracy first, and the rank correlations."""
     groups = grouped(panels, names)
-    order = sorted(groups, key=lambda n: -mean(lane.accuracy for lane in groups[n]))
-    head = ["method", "accuracy %, mean over rounds", "deviation ÷ random", "deviation", "d²"]
-    head += ["mean ‖∇F‖²"]
-    body = [
-        [
-            name,
-            Estimate.of([lane.accuracy for lane in groups[name]]).text(),
-            Estimate.of([lane.relative_deviation for lane in groups[name]]).text(1, 2),
-            f"{mean(lane.constants.deviation for lane in groups[name]):.3g}",
-            f"{mean(lane.constants.gap for lane in groups[name]):.3g}",
-            f"{mean(lane.measured for lane in groups[name]):.3g}",
-        ]
-        for name in order
-    ]
-    parts = [table(head, body)]
-    if len(groups) >= AT_LEAST:
-        parts.append(correlation_text({n: correlate(groups, of) for n, of in PREDICTORS.items()}))
-    return "\n\n".join(parts)
+    rows = [(_accuracy(lanes), name, lanes) for name, lanes in groups.items()]
+    rows.sort(key=lambda row: -row[0].mean)
+    body = []
+    for accuracy, name, lanes in rows:
+        relative_deviation = Estimate.of([lane.relative_deviation for lane in lanes])
+        means = [f"{_mean_over(lanes, MEASURES[label]):.3g}" for label in COLUMNS]
+        body.append([name, accuracy.text(), relative_deviation.text(1, 2), *means])
+    head = ["method", "accuracy %, mean over rounds", "deviation ÷ random", *COLUMNS]
+    tables = [table(head, body)]
+    if len(groups) >= LEAST_METHODS:
+        tables.append(correlation_text(correlations_of(groups)))
+    return "\n\n".join(tables)
 
 
-def correlation_text(found: Mapping[str, Correlation]) -> str:
+def _mean_over(lanes: Sequence[LanePanel], measure: Measure) -> float:
+    return mean(measure(lane) for lane in lanes)
+
+
+def _accuracy(lanes: Sequence[LanePanel]) -> Estimate:
+    return Estimate.of([lane.accuracy for lane in lanes])
+
+
+def correlation_text(correlations: Mapping[str, Correlation]) -> str:
     """Return the table of rank correlations with mean accuracy."""
     head = ["rank correlation of accuracy with", "over method means", "p"]
     head += ["without any one method", "within seeds, 95 %"]
     body = []
-    for name, c in found.items():
-        low, high = c.leaving_one_out
-        between = f"{low:+.2f} to {high:+.2f}"
-        chance = f"{c.p:.3f}" if c.p >= 0.001 else "< 0.001"
-        body.append([name, f"{c.of_methods:+.2f}", chance, between, c.within_seeds.text(1, 2)])
+    for name, correlation in correlations.items():
+        low, high = correlation.leaving_one_out
+        cells = [
+            name,
+            f"{correlation.of_methods:+.2f}",
+            f"{correlation.p:.3f}" if correlation.p >= 0.001 else "< 0.001",
+            f"{low:+.2f} to {high:+.2f}",
+            correlation.within_seeds.text(1, 2),
+        ]
+        body.append(cells)
     return table(head, body)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
+from itertools import chain
 from statistics import mean
 
-from fedglimpse.theory.bound import Terms
-from fedglimpse.theory.estimate import Point
+from fedglimpse.theory.estimate import column
 from fedglimpse.theory.panel import LanePanel, Panel
 
-QUANTITIES = {
+QUANTITIES = {  # field of a Measurement -> its row
     "loss": "F(W)",
     "gradient": "‖∇F‖²",
     "gap": "d², gap of the cluster",
@@ -25,7 +24,7 @@ QUANTITIES = {
     "mu": "μ",
     "l_q": "L_Q",
 }
-TERMS = {
+TERMS = {  # field of Terms -> its row
     "start": "start, F(W⁰) − F*",
     "gap": "visibility, d²",
     "selection": "selection",
@@ -37,71 +36,78 @@ TERMS = {
 
 def panel_text(panel: Panel) -> str:
     """Return a run's panel; with several seeds their means."""
-    title = f"{panel.method} on {panel.data}, {len(panel.lanes)} seed(s), "
-    title += (
-        f"{len(panel.lanes[0].points)} models measured of {panel.lanes[0].constants.rounds:.0f}"
+    first = panel.lanes[0]
+    title = (
+        f"{panel.method} on {panel.data}, {len(panel.lanes)} seed(s), "
+        f"{len(first.points)} models measured of {first.constants.rounds:.0f} rounds"
     )
-    title += " rounds"
     notes = [f"note: {note}" for note in panel.notes]
-    return "\n\n".join([title, _series(panel.lanes), _bound(panel.lanes), *notes])
+    return "\n\n".join([title, _measured_table(panel.lanes), _bound_table(panel.lanes), *notes])
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table with aligned columns."""
-    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-    lines = [
-        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
-        for line in [head, *body]
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
+    columns = zip(head, *body, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for row in [head, *body]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("| " + " | ".join(cells) + " |")
+    rule = "|".join("-" * (width + 2) for width in widths)
+    lines.insert(1, f"|{rule}|")
+    return "\n".join(lines)
 
 
-def _series(lanes: Sequence[LanePanel]) -> str:
+def _measured_table(lanes: Sequence[LanePanel]) -> str:
     """Return the measured quantities: first, middle and last stored model, and their mean."""
     count = min(len(lane.points) for lane in lanes)
-    picks = sorted({0, count // 2, count - 1})
-    head = ["measured", *(f"round {lanes[0].points[i].round}" for i in picks), "mean"]
+    columns = sorted({0, count // 2, count - 1})
+    rounds = [f"round {lanes[0].points[i].round}" for i in columns]
+    all_points = list(chain.from_iterable(lane.points for lane in lanes))
     body = []
-    for field in fields(Point):
-        if field.name not in QUANTITIES:
+    for name, label in QUANTITIES.items():
+        overall = _mean(column(all_points, name))
+        if overall is None:
             continue
-        at = [_mean([getattr(lane.points[i], field.name) for lane in lanes]) for i in picks]
-        overall = _mean([getattr(p, field.name) for lane in lanes for p in lane.points])
-        if overall is not None:
-            body.append([QUANTITIES[field.name], *map(_number, [*at, overall])])
-    return table(head, body)
+        row = [label]
+        for i in columns:
+            points = [lane.points[i] for lane in lanes]
+            row.append(_number(_mean(column(points, name))))
+        body.append([*row, _number(overall)])
+    return table(["measured", *rounds, "mean"], body)
 
 
-def _bound(lanes: Sequence[LanePanel]) -> str:
+def _bound_table(lanes: Sequence[LanePanel]) -> str:
     """Return both bounds term by term, with the left-hand side below."""
     with_q = all(lane.q is not None for lane in lanes)
     head = ["term of the bound", "as printed" if with_q else "printed, before Lemma 4", "repaired"]
-    sides: tuple[Callable[[LanePanel], Terms[float]], ...] = (
-        lambda lane: lane.printed,
-        lambda lane: lane.repaired,
-    )
-    body = [
-        [label, *(_number(mean(getattr(side(lane), name) for lane in lanes)) for side in sides)]
-        for name, label in TERMS.items()
-    ]
-    extra: list[tuple[str, float]] = [
-        ("measured: mean ‖∇F‖²", mean(lane.measured for lane in lanes)),
-        (
-            "largest G², which ‖∇F‖² cannot pass",
-            mean(lane.constants.second_moment for lane in lanes),
-        ),
-        ("L k η, must be at most 1", mean(lane.step_condition for lane in lanes)),
-        ("deviation ÷ random choice", mean(lane.relative_deviation for lane in lanes)),
-    ]
-    by_round = _mean([lane.lemma_4_by_round for lane in lanes])
-    if by_round is not None:
-        extra.append(("Lemma 4, each round's own μ and L_Q", by_round))
-    return table(head, [*body, *([name, _number(value), ""] for name, value in extra)])
+    body = []
+    for name, label in TERMS.items():
+        as_printed = mean(getattr(lane.printed, name) for lane in lanes)
+        as_repaired = mean(getattr(lane.repaired, name) for lane in lanes)
+        body.append([label, _number(as_printed), _number(as_repaired)])
+    for label, values in _figures(lanes).items():
+        average = _mean(values)
+        if average is not None:
+            body.append([label, _number(average), ""])
+    return table(head, body)
+
+
+def _figures(lanes: Sequence[LanePanel]) -> dict[str, list[float] | list[float | None]]:
+    """Return the figures below the terms, one value for each seed."""
+    return {
+        "measured: mean ‖∇F‖²": [lane.measured for lane in lanes],
+        "largest G², which ‖∇F‖² cannot pass": [lane.constants.second_moment for lane in lanes],
+        "L k η, must be at most 1": [lane.step_condition for lane in lanes],
+        "deviation ÷ random choice": [lane.relative_deviation for lane in lanes],
+        "Lemma 4, each round's own μ and L_Q": [lane.lemma_4_by_round for lane in lanes],
+    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return mean(known) if known else None
+    """Return the mean of the values that exist."""
+    existing = [value for value in values if value is not None]
+    return mean(existing) if existing else None
 
 
 def _number(value: float | None) -> str:

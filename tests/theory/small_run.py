@@ -1,4 +1,4 @@
-"""A small digits run whose models are kept, for the tests of the panel."""
+"""A small digits run whose models are stored, for the tests of the panel."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ SMALL: dict[str, Any] = {
 }
 
 
-def kept_run(path: Path, every: int = 1, **settings: Any) -> Path:
-    """Run and keep models of every n-th round; 0 keeps none."""
+def run_with_models(path: Path, every: int = 1, **settings: Any) -> Path:
+    """Run and store models of every n-th round; 0 stores none."""
     config = resolve({**SMALL, **settings})
-    world, folder = build_world(config), RunFolder(path)
+    world = build_world(config)
+    folder = RunFolder(path)
     folder.open(config, resume=False)
-    for t in range(config.rounds):
-        if every and t % every == 0:
-            save_models(path, t, world.states)
+    for round_num in range(config.rounds):
+        if every and round_num % every == 0:
+            save_models(path, round_num, world.states)
         folder.append(play_round(world, evaluate=True))
     folder.save(snapshot(world))
     return path
