@@ -23,8 +23,9 @@ ALLOWED = {
     "storage": {"errors", "version"},
     "agent": {"errors", "fields", "rng", "types"},
     "federation": {"errors", "plugins", "rng", "types"},
-    "config": {"agent", "errors", "federation", "fields"},
-    "data": {"errors", "plugins", "rng", "storage"},
+    # `agent.*` and `data.*` are declared in their own rooms
+    "config": {"agent", "data", "errors", "federation", "fields"},
+    "data": {"errors", "fields", "plugins", "rng", "storage"},
     "simulation": {"config", "data", "errors", "federation", "rng", "types"},
     "methods": {
         "agent", "config", "errors", "federation", "fields", "plugins", "rng", "types",

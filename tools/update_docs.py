@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.federation.reports import CATALOGUE, Need, Sizes
 from method_pages import comparison, with_figures
 from settings_table import settings_table
@@ -31,6 +32,15 @@ def needs_table() -> str:
         f"{sent(need)} |"
         for name, need in CATALOGUE.items()
     )
+
+
+def partitions_table() -> str:
+    """Every partition of training rows, with the settings that it reads."""
+    lines = ["| `data.partition` | what clients hold | settings |", "|---|---|---|"]
+    for name, kind in PARTITIONS.items():
+        settings = ", ".join(f"`data.{setting}`" for setting in kind.settings)
+        lines.append(f"| `{name}` | {kind.meaning} | {settings} |")
+    return "\n".join(lines)
 
 
 def trainers_table() -> str:
@@ -151,6 +161,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "peers": ("docs/simulator.md", peers_table),
     "needs": ("docs/add-a-method.md", needs_table),
     "settings": ("docs/settings.md", settings_table),
+    "partitions": ("docs/data.md", partitions_table),
     "agent": ("docs/methods/glimpse.md", agent_table),
     "glimpse-digits": ("docs/methods/glimpse.md", lambda: comparison("glimpse-digits")),
     "all-digits": ("docs/methods/README.md", lambda: comparison("all-digits")),

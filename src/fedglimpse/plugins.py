@@ -1,4 +1,7 @@
-"""Finding a user's own code by `package.module:name`, and telling its errors from ours."""
+"""A user's own code, named by `package.module:name`: importing it and explaining its errors.
+
+Also which file a plug-in is made of, so that a run is not resumed with changed code.
+"""
 
 from __future__ import annotations
 
@@ -26,52 +29,55 @@ class Code(NamedTuple):
     sha256: str
 
 
-MAY_BE_OWN = ("method", "model.name", "data.name")  # keys that can name code of the user's
+KEYS = ("method", "model.name", "data.name", "data.partition")  # settings that can name a plug-in
 OWN_CODE = "own_code"  # entry of environment.json
-FAILED_CODE = "own_code_that_failed"  # likewise, of what was mended later
-_OURS = __name__.partition(".")[0]
+FAILED_CODE = "own_code_that_failed"  # likewise, of code that was fixed later
+
+_PACKAGE = __name__.partition(".")[0]
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-_users: set[str] = set()  # top packages of what users named
-_loaded: dict[str, tuple[object, Code]] = {}  # module -> its spec, and its code as it was then
+_user_packages: set[str] = set()  # top packages of the plug-ins that were loaded
+_loaded: dict[str, tuple[object, Code]] = {}  # module -> its spec, and its code at that time
 
 
 def load_callable(name: str, key: str) -> Callable[..., Any]:
     """Import `package.module:name`, looking in the working directory too.
 
-    What is returned raises UserError where it cannot be called so, or where its own code fails.
+    The result raises UserError where its arguments do not fit, or where the user's code fails.
 
     Args:
         name: what the user wrote.
-        key: the configuration key it was written for, to name in errors.
+        key: the setting that has this value, to name in errors.
     """
     module_name, _, attribute = name.partition(":")
-    found = getattr(_import(module_name, f"{key}={name}"), attribute, None)
-    if not callable(found):
+    module = _import(module_name, name, key)
+    function = getattr(module, attribute, None)
+    if not callable(function):
         raise UserError(
             f"{key}={name}: {module_name} has no function '{attribute}'; write it as "
-            "package.module:function."
+            "package.module:function.",
+            key=key,
         )
-    _users.add(module_name.partition(".")[0])
-    code_of(name)  # remember what was imported, whatever becomes of the file
-    return _guarded(found, f"{key}={name}")
+    _user_packages.add(_top_package(module_name))
+    code_of(name)  # remember the file as it was imported: it may change later
+    return _explaining_errors(function, name, key)
 
 
 def code_of(name: str) -> Code | None:
-    """Return what `package.module:name` is made of; None where it has no file of its own.
+    """Return the file that `package.module:name` is made of; None where it has none.
 
-    Of a module that was imported, it is the file as it was first seen since. Nothing is imported,
-    but for the packages it is in.
+    For a module that was imported, it is the file as it was at that time. Only the packages that
+    hold the module are imported.
     """
     module_name = name.partition(":")[0]
     module = sys.modules.get(module_name)
     if module is None:
-        with _here(), suppress(Exception):  # whoever needs the module says what is wrong with it
-            found = importlib.util.find_spec(module_name)
-            return _code(found.origin if found else None)
+        with _working_directory_first(), suppress(Exception):  # `load_callable` reports errors
+            spec = importlib.util.find_spec(module_name)
+            return _code_in(spec.origin if spec else None)
         return None
-    spec = getattr(module, "__spec__", None)  # another one when it is imported again
+    spec = getattr(module, "__spec__", None)  # another object when the module is imported again
     if module_name not in _loaded or _loaded[module_name][0] is not spec:
-        code = _code(getattr(module, "__file__", None))
+        code = _code_in(getattr(module, "__file__", None))
         if code is None:
             return None
         _loaded[module_name] = (spec, code)
@@ -79,145 +85,167 @@ def code_of(name: str) -> Code | None:
 
 
 def own_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of environment.json on the user's own code: module -> hash of its file.
+    """Return the entry of environment.json on plug-ins: module -> hash of its file.
 
     Args:
-        config: every dotted key; without code of the user's there is no entry.
+        config: every dotted key; without plug-ins there is no entry.
     """
-    found = {module: code.sha256 for module, code in _codes(config)}
-    return {OWN_CODE: found} if found else {}
+    hashes = {module: code.sha256 for module, code in _codes(config)}
+    return {OWN_CODE: hashes} if hashes else {}
+
+
+def changed_code(stored: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the name of a plug-in's file that has changed since a run began; empty if none has.
+
+    Args:
+        stored: environment.json of the run; without an entry of code, nothing has changed.
+        config: every dotted key of the run.
+    """
+    hashes = stored.get(OWN_CODE)
+    if not isinstance(hashes, Mapping):
+        return ""
+    for module, code in _codes(config):
+        if hashes.get(module, code.sha256) != code.sha256:
+            return code.file
+    return ""
 
 
 def _codes(config: Mapping[str, Any]) -> Iterator[tuple[str, Code]]:
-    """Yield the user's modules that a configuration names, where they can be found."""
-    for name in (str(config.get(key, "")) for key in MAY_BE_OWN):
+    """Yield the plug-ins of a configuration, as module and file, where they can be found."""
+    for key in KEYS:
+        name = str(config.get(key, ""))
         code = code_of(name) if ":" in name else None
         if code is not None:
             yield name.partition(":")[0], code
 
 
-def changed_code(there: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return which of the user's own files is not what it was, or nothing.
-
-    Args:
-        there: environment.json of a run; from before there were entries of code, all is as it was.
-        config: every dotted key of the run.
-    """
-    known = there.get(OWN_CODE)
-    if not isinstance(known, Mapping):
-        return ""
-    codes = _codes(config)
-    return next((c.file for module, c in codes if known.get(module, c.sha256) != c.sha256), "")
-
-
-def _code(file: str | None) -> Code | None:
+def _code_in(file: str | None) -> Code | None:
     if file is None or not Path(file).is_file():
         return None
     return Code(Path(file).name, hashlib.sha256(Path(file).read_bytes()).hexdigest())
 
 
 @contextmanager
-def _here() -> Iterator[None]:
-    """Look for modules in the working directory first."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+def _working_directory_first() -> Iterator[None]:
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
 
 
 def users_fault(error: BaseException) -> str | None:
     """Return what a user's own code raised and where; None for an error that is not theirs.
 
-    Theirs is also what fails in ours when their code calls it, such as a helper that was given
-    something else: the innermost frame of theirs is named. But a script that calls us, and is not
-    called by us, has no part in what fails in ours.
+    Theirs is also an error inside this package when their code calls it, such as a helper with a
+    wrong argument: the innermost frame of theirs is named. But a script that calls this package,
+    and is not called by it, is not at fault for errors inside the package.
     """
-    walked = reversed(list(traceback.walk_tb(error.__traceback__)))
-    frames = [(frame, line, _package(frame)) for frame, line in walked]
-    for i, (frame, line, package) in enumerate(frames):
-        if package in _users:
-            inside = any(inner == _OURS for _, _, inner in frames[:i])
-            called_by_us = any(outer == _OURS for _, _, outer in frames[i + 1 :])
-            if inside and not called_by_us:
+    outermost_first = list(traceback.walk_tb(error.__traceback__))
+    frames = [frame for frame, _ in outermost_first]
+    for i in reversed(range(len(frames))):
+        if _package_of(frames[i]) in _user_packages:
+            raised_inside_ours = any(_package_of(frame) == _PACKAGE for frame in frames[i + 1 :])
+            called_by_ours = any(_package_of(frame) == _PACKAGE for frame in frames[:i])
+            if raised_inside_ours and not called_by_ours:
                 return None
-            return _sentence(error, frame.f_code.co_filename, line)
+            line = outermost_first[i][1]
+            return _sentence(error, frames[i].f_code.co_filename, line)
     return None
 
 
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+def _package_of(frame: FrameType) -> str:
+    return _top_package(str(frame.f_globals.get("__name__", "")))
 
 
-def _import(module_name: str, asked: str) -> Any:
+def _top_package(module_name: str) -> str:
+    return module_name.partition(".")[0]
+
+
+def _import(module_name: str, name: str, key: str) -> Any:
     try:
         if module_name.startswith("."):
             raise ValueError("a name that begins with a dot")
-        with _here():
+        with _working_directory_first():
             return importlib.import_module(module_name)
-    except (ModuleNotFoundError, ValueError) as error:
-        if not _within(error):
-            raise UserError(
-                f"{asked} cannot be imported ({error}): run from the folder that holds it, or "
-                "install it."
-            ) from None
-        raise UserError(f"{asked} cannot be imported: {_told(error)}; mend it.") from None
     except (Exception, SystemExit) as error:
-        raise UserError(f"{asked} cannot be imported: {_told(error)}; mend it.") from None
+        problem = f"{key}={name} cannot be imported"
+        not_found = isinstance(error, ModuleNotFoundError | ValueError)
+        if not_found and not _places_of_import(error):
+            problem += f" ({error}): run from the folder that holds it, or install it."
+        else:
+            problem += f": {_import_error(error)}; fix it."
+    raise UserError(problem, key=key)
 
 
-def _guarded(found: Callable[..., Any], asked: str) -> Callable[..., Any]:
-    @functools.wraps(found, updated=())
+def _explaining_errors(function: Callable[..., Any], name: str, key: str) -> Callable[..., Any]:
+    """Return a user's function, raising UserError where it cannot be called or fails."""
+
+    @functools.wraps(function, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments(found, asked, args, kwargs)
+        _check_arguments(function, args, kwargs, name, key)
         try:
-            return found(*args, **kwargs)
+            return function(*args, **kwargs)
         except UserError:
             raise
         except Exception as error:
             fault = users_fault(error)
             if fault is None:
                 raise
-            raise UserError(f"{asked} failed: {fault}; mend it.") from None
+            raise UserError(f"{key}={name} failed: {fault}; fix it.", key=key) from None
 
     return call
 
 
 def _check_arguments(
-    found: Callable[..., Any], asked: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    key: str,
 ) -> None:
     try:
-        signature = inspect.signature(found)
-    except (TypeError, ValueError):  # some built-in callables do not tell theirs
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
         return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        given = ", ".join([*(type(a).__name__ for a in args), *kwargs]) or "no arguments"
+        types = [type(argument).__name__ for argument in args]
+        arguments = ", ".join([*types, *kwargs]) or "no arguments"
         raise UserError(
-            f"{asked} takes {signature}, but is called with {given} ({error}): change what it "
-            "takes."
+            f"{key}={name} takes {signature}, but is called with {arguments} ({error}): change its "
+            "parameters.",
+            key=key,
         ) from None
 
 
-def _within(error: BaseException) -> list[tuple[str, int]]:
-    """Return the places in modules that were being imported, outermost first."""
-    frames = traceback.extract_tb(error.__traceback__)
-    found = [(f.filename, f.lineno or 0) for f in frames if not f.filename.startswith("<frozen")]
-    return [place for place in found if place[0] not in (__file__, importlib.__file__)]
+def _places_of_import(error: BaseException) -> list[tuple[str, int]]:
+    """Return file and line in every module that was being imported, outermost first."""
+    places: list[tuple[str, int]] = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        machinery = frame.filename in (__file__, importlib.__file__)
+        if not machinery and not frame.filename.startswith("<frozen"):
+            places.append((frame.filename, frame.lineno or 0))
+    return places
 
 
-def _told(error: BaseException) -> str:
+def _import_error(error: BaseException) -> str:
+    """Return what went wrong in an import and where, in the user's own files if possible."""
     if isinstance(error, SyntaxError) and error.filename:
         return _sentence(error, error.filename, error.lineno or 0, error.msg)
-    places = _within(error)
-    own = [place for place in places if not place[0].startswith(_LIBRARIES)]
-    places = own or places
-    return _sentence(error, *places[-1]) if places else _sentence(error, "", 0)
+    places = _places_of_import(error)
+    outside_libraries = [place for place in places if not place[0].startswith(_LIBRARIES)]
+    file, line = (outside_libraries or places or [("", 0)])[-1]
+    return _sentence(error, file, line)
 
 
-def _sentence(error: BaseException, file: str, line: int, text: str | None = None) -> str:
-    said = " ".join((str(error) if text is None else text).split()).rstrip(".")
-    place = f" ({Path(file).name}:{line})" if file else ""
-    return f"{type(error).__name__}{': ' if said else ''}{said}{place}"
+def _sentence(error: BaseException, file: str, line: int, message: str | None = None) -> str:
+    text = type(error).__name__
+    words = (str(error) if message is None else message).split()
+    if words:
+        text += ": " + " ".join(words).rstrip(".")
+    if file:
+        text += f" ({Path(file).name}:{line})"
+    return text

@@ -71,9 +71,7 @@ def test_wrong_arguments_are_one_sentence(here: Path) -> None:
 
 
 def test_errors_of_users_code_have_their_place(here: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"JSONDecodeError: .*\(own_code.py:11\); mend it"
-    ) as caught:
+    with pytest.raises(UserError, match=r"JSONDecodeError: .*\(own_code.py:11\); fix it") as caught:
         load_callable("own_code:breaks", "method")(3)
     assert caught.value.__cause__ is None  # a sweep takes a cause for a folder that fails
     with pytest.raises(UserError, match=r"^as it is$"):
@@ -81,7 +79,7 @@ def test_errors_of_users_code_have_their_place(here: Path) -> None:
 
 
 def test_what_their_code_calls_in_ours_fails_at_their_line(here: Path) -> None:
-    with pytest.raises(UserError, match=r"TypeError: .*\(own_code.py:14\); mend it"):
+    with pytest.raises(UserError, match=r"TypeError: .*\(own_code.py:14\); fix it"):
         load_callable("own_code:ours", "method")(3)
 
 

@@ -6,7 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedglimpse.data import partition as cut
+from fedglimpse.data.config import DataConfig
 from fedglimpse.errors import UserError
+from mistakes import mistake
 
 quick = settings(
     max_examples=40,
@@ -40,22 +42,21 @@ def sizes_of(parts):
     return [len(part) for part in parts]
 
 
+SETTINGS = {
+    "iid": DataConfig(partition="iid"),
+    "shards": DataConfig(partition="label_skew", exact_classes=False),
+    "label_skew": DataConfig(partition="label_skew"),
+    "equal": DataConfig(partition="dirichlet", alpha=0.5),
+    "unequal": DataConfig(partition="dirichlet", alpha=0.5, equal_size=False, min_size=3),
+}
+
+
 def by_name(name, labels, generator):
-    if name == "iid":
-        return cut.iid(labels, 5, generator)
-    if name == "shards":
-        return cut.random_shards(labels, 5, 2, generator)
-    if name == "label_skew":
-        return cut.label_skew(labels, 5, 2, generator)
-    if name == "equal":
-        return cut.dirichlet_equal(labels, 5, 0.5, generator)
-    return cut.dirichlet_unequal(labels, 5, 0.5, 3, generator)
+    data = SETTINGS[name]
+    return cut.PARTITIONS[data.partition].split(labels, 5, generator, data)
 
 
-ALL = ["iid", "shards", "label_skew", "equal", "unequal"]
-
-
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_same_seed_same_split_another_seed_another(name):
     labels = labels_of([40, 30, 50, 20])
     first, again, other = (by_name(name, labels, draw(seed)) for seed in (1, 1, 2))
@@ -63,7 +64,7 @@ def test_same_seed_same_split_another_seed_another(name):
     assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_global_random_state_is_neither_read_nor_changed(name):
     labels = labels_of([40, 30, 50, 20])
     before = torch.random.get_rng_state()
@@ -80,7 +81,7 @@ def test_global_random_state_is_neither_read_nor_changed(name):
 def test_iid_covers_all_rows_evenly(sizes, num_clients, seed):
     labels = labels_of(sizes)
     num_clients = min(num_clients, len(labels))
-    parts = cut.iid(labels, num_clients, draw(seed))
+    parts = cut.iid(labels, num_clients, draw(seed), DataConfig())
     check_valid(parts, num_clients, len(labels))
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(labels)))
     assert max(sizes_of(parts)) - min(sizes_of(parts)) <= 1
@@ -115,9 +116,9 @@ def test_label_skew_gives_exact_classes_and_equal_sizes(sizes, num_clients, per_
     feasible = sum(min(num_clients, size) for size in sizes) >= num_clients * per_client
     if per_client > len(sizes) or not feasible:
         with pytest.raises(UserError):
-            cut.label_skew(labels, num_clients, per_client, draw(seed))
+            cut.exact_classes(labels, num_clients, per_client, draw(seed))
         return
-    parts = cut.label_skew(labels, num_clients, per_client, draw(seed))
+    parts = cut.exact_classes(labels, num_clients, per_client, draw(seed))
     check_valid(parts, num_clients, len(labels))
     assert {len(labels[part].unique()) for part in parts} == {per_client}
     assert len(set(sizes_of(parts))) == 1
@@ -128,7 +129,7 @@ def test_label_skew_gives_exact_classes_and_equal_sizes(sizes, num_clients, per_
 def test_label_skew_on_balanced_classes(size, num_classes, num_clients, per_client, seed):
     labels = labels_of([size] * num_classes)
     per_client = min(per_client, num_classes)
-    parts = cut.label_skew(labels, num_clients, per_client, draw(seed))
+    parts = cut.exact_classes(labels, num_clients, per_client, draw(seed))
     counts = torch.stack([labels[part].bincount(minlength=num_classes) for part in parts])
     holders = (counts > 0).sum(0)
     assert holders.max() - holders.min() <= 1  # no class is given more often than another
@@ -140,13 +141,13 @@ def test_label_skew_on_balanced_classes(size, num_classes, num_clients, per_clie
 
 def test_label_skew_pairs_are_varied():
     labels = labels_of([500] * 10)
-    pairs = {tuple(labels[p].unique().tolist()) for p in cut.label_skew(labels, 100, 2, draw(0))}
+    pairs = {tuple(labels[p].unique().tolist()) for p in cut.exact_classes(labels, 100, 2, draw(0))}
     assert len(pairs) > 30  # of 45
 
 
 def test_label_skew_does_not_let_a_rare_class_shrink_everyone():
     labels = labels_of([5000, 5000, 10])
-    parts = cut.label_skew(labels, 10, 2, draw(0))
+    parts = cut.exact_classes(labels, 10, 2, draw(0))
     assert len(parts[0]) > 850  # an even split of the client with the rare class would give 20
 
 
@@ -155,7 +156,7 @@ def test_label_skew_does_not_let_a_rare_class_shrink_everyone():
 def test_random_shards_are_equal_and_nearly_pure(sizes, num_clients, shards, seed):
     labels = labels_of(sizes)
     if num_clients * shards > len(labels):
-        with pytest.raises(UserError, match="rows"):
+        with mistake("data.clients"):
             cut.random_shards(labels, num_clients, shards, draw(seed))
         return
     parts = cut.random_shards(labels, num_clients, shards, draw(seed))
@@ -169,7 +170,7 @@ def test_random_shards_are_equal_and_nearly_pure(sizes, num_clients, shards, see
 
 def test_by_subject_keeps_people_together():
     subjects = torch.tensor([7, 2, 7, 9, 2])
-    parts = cut.by_subject(subjects)
+    parts = cut.by_subject(subjects, 0, draw(0), DataConfig())
     assert [part.tolist() for part in parts] == [[1, 4], [0, 2], [3]]
 
 
@@ -238,28 +239,28 @@ def test_unequal_needs_no_repair_where_the_usual_code_finishes():
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "key"),
     [
-        (lambda y, g: cut.iid(y, 31, g), "31 clients .* 31 rows, but there are 30; .* 30 clients"),
-        (lambda y, g: cut.iid(y, 0, g), "data.clients=0"),
-        (lambda y, g: cut.iid(y[:0], 1, g), "there are 0"),
-        (lambda y, g: cut.dirichlet_equal(y, 40, 0.1, g), "there are 30"),
-        (lambda y, g: cut.dirichlet_equal(y, 4, 0.0, g), "alpha=0.0"),
-        (lambda y, g: cut.dirichlet_equal(y, 4, float("nan"), g), "alpha=nan"),
-        (lambda y, g: cut.dirichlet_unequal(y, 4, 0.1, 8, g), "need 32 rows.*at most 3 clients"),
-        (lambda y, g: cut.dirichlet_unequal(y, 4, 0.1, -1, g), "min_size=-1"),
-        (lambda y, g: cut.label_skew(y, 4, 4, g), "classes_per_client=4.*3 classes; give 1..3"),
-        (lambda y, g: cut.label_skew(y, 4, 0, g), "classes_per_client=0"),
-        (lambda y, g: cut.label_skew(y, 20, 2, g), "need 40 rows"),
-        (lambda y, g: cut.label_skew(y[y < 1], 0, 1, g), "data.clients=0"),
-        (lambda y, g: cut.random_shards(y, 4, 0, g), "data.classes_per_client=0"),
+        (lambda y, g: cut.iid(y, 31, g, DataConfig()), "data.clients"),
+        (lambda y, g: cut.iid(y[:0], 1, g, DataConfig()), "data.clients"),
+        (lambda y, g: cut.dirichlet_equal(y, 40, 0.1, g), "data.clients"),
+        (lambda y, g: cut.dirichlet_unequal(y, 4, 0.1, 8, g), "data.clients"),
+        (lambda y, g: cut.exact_classes(y, 4, 4, g), "data.classes_per_client"),
+        (lambda y, g: cut.exact_classes(y, 20, 2, g), "data.clients"),
+        (lambda y, g: cut.random_shards(y, 16, 2, g), "data.clients"),
     ],
 )
-def test_impossible_requests_say_what_and_how_to_fix(call, words):
-    with pytest.raises(UserError, match=words):
+def test_impossible_requests_name_the_setting(call, key):
+    with mistake(key):
         call(labels_of([10, 10, 10]), draw(0))
 
 
-def test_label_skew_refuses_classes_too_rare_to_share():
-    with pytest.raises(UserError, match=r"need 20 .* allow 11; use fewer data\.clients"):
-        cut.label_skew(labels_of([100, 1]), 10, 2, draw(0))
+def test_classes_too_rare_to_share_are_refused():
+    with mistake("data.classes_per_client"):
+        cut.exact_classes(labels_of([100, 1]), 10, 2, draw(0))
+
+
+def test_every_partition_names_settings_that_exist():
+    for kind in cut.PARTITIONS.values():
+        assert kind.meaning
+        assert all(hasattr(DataConfig(), name) for name in kind.settings)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fedglimpse import rng
+from fedglimpse.data.config import DataConfig
+from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.data.population import Population
 from fedglimpse.data.virtual import virtual_rows
 from fedglimpse.federation.aggregation import WeightedDelta
@@ -47,10 +49,8 @@ def test_rows_are_those_of_each_population() -> None:
 def test_clients_that_draw_their_rows_are_asked_one_by_one() -> None:
     dealt = small.population()
     labels = dealt.dataset.y_train
-    drawn = virtual_rows(
-        labels, torch.arange(len(labels)), partition="iid", num_clients=10**6, samples=4,
-        alpha=1.0, classes_per_client=2, seed=0,
-    )  # fmt: skip
+    settings = DataConfig(partition="iid", clients=10**6, samples=4)
+    drawn = virtual_rows(labels, torch.arange(len(labels)), PARTITIONS["iid"], settings, seed=0)
     people = Population(dealt.dataset, drawn, dealt.proxy)
     table = taken(Holdings(), [people, dealt], [[999_999, 3], [0]])
     assert table[0, :4].tolist() == people.rows[999_999].tolist()

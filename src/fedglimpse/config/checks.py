@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from fedglimpse.config.schema import Config
+from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.errors import require
 from fedglimpse.federation.visibility import Overlapping
 from fedglimpse.fields import check_fields
@@ -34,8 +35,9 @@ def check(config: Config) -> None:
             "visibility.kind=trace, or leave it out.",
             key=f"visibility.{name}",
         )
+    kind = PARTITIONS.get(config.data.partition)
     require(
-        config.data.clients > 0 or config.data.partition == "subject",
+        config.data.clients > 0 or (kind is not None and kind.by_subject),
         f"data.clients=0 needs data.partition=subject, but it is {config.data.partition}: give "
         "the number of clients, such as data.clients=100.",
         key="data.clients",

@@ -1,17 +1,22 @@
-"""A user's own dataset, "pkg.mod:factory": called, checked and named after what was written."""
+"""A user's own dataset or partition, "package.module:name": called, and checked once here."""
 
 from __future__ import annotations
 
 import operator
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedglimpse import rng
+from fedglimpse.data.config import DataConfig
 from fedglimpse.data.dataset import Dataset
-from fedglimpse.errors import UserError
+from fedglimpse.data.partition import PartitionKind
+from fedglimpse.errors import UserError, require
 from fedglimpse.plugins import load_callable
 
 _known: dict[str, int] = {}  # name -> checksum of what its factory returned first
@@ -115,12 +120,15 @@ def _check_labels(asked: str, name: str, y: Tensor, classes: int) -> None:
 
 
 def _check_whole(asked: str, name: str, values: Tensor) -> None:
-    whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
-    if values.dim() != 1 or not whole:
+    if values.dim() != 1 or not _is_whole(values):
         raise UserError(
             f"{asked} has {name} of {_kind(values)} and shape {tuple(values.shape)}: give one "
             "whole number for each row, such as a tensor of int64."
         )
+
+
+def _is_whole(values: Tensor) -> bool:
+    return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
 
 
 def _plain(data: Dataset) -> Dataset:
@@ -154,3 +162,103 @@ def _check_same(asked: str, data: Dataset) -> None:
 
 def _kind(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
+
+
+def own_partition(name: str) -> PartitionKind:
+    """Return the partition of a user's function; see docs/data.md for what it takes and returns."""
+    with rng.isolated(0, "own code"):
+        function = load_callable(name, "data.partition")
+    return PartitionKind(partial(_split_by, name, function), meaning=name)
+
+
+def _split_by(
+    name: str,
+    function: Callable[..., Any],
+    labels: Tensor,
+    num_clients: int,
+    generator: torch.Generator,
+    settings: DataConfig,
+) -> list[Tensor]:
+    """Call a user's function and return the rows of every client, or raise UserError."""
+    start = generator.get_state()
+    splits: list[list[Tensor]] = []
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(2):
+            generator.set_state(start)
+            result = function(labels.clone(), num_clients, generator, settings)
+            splits.append(_clients_of(f"data.partition={name}", result))
+    first, second = splits
+    _check_split(f"data.partition={name}", first, num_clients, len(labels))
+    same = len(first) == len(second) and all(map(torch.equal, first, second))
+    require(
+        same,
+        f"data.partition={name} returned other rows when it was called again with the same "
+        "arguments: draw random numbers from the generator it is given, and from nothing else.",
+        key="data.partition",
+    )
+    return [rows.long() for rows in first]
+
+
+def _clients_of(asked: str, result: Any) -> list[Tensor]:
+    """Return a tensor for every client of what a user's function returned."""
+    try:
+        return [torch.as_tensor(rows) for rows in result]
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(
+            f"{asked} returned {type(result).__name__}, not a list of row numbers for each client: "
+            "return one list, array or tensor of whole numbers for each client.",
+            key="data.partition",
+        ) from None
+
+
+def _check_split(asked: str, clients: list[Tensor], num_clients: int, num_rows: int) -> None:
+    """Raise UserError for rows that do not exist, or that two clients hold."""
+    require(
+        len(clients) == num_clients,
+        f"{asked} returned rows for {len(clients)} clients, but there are {num_clients}: return "
+        "one list of row numbers for each client.",
+        key="data.partition",
+    )
+    holder = torch.full((num_rows,), -1)
+    for client, rows in enumerate(clients):
+        of_client = f"{asked} gave client {client}"
+        require(
+            rows.numel() > 0,
+            f"{of_client} no rows: give every client at least one.",
+            key="data.partition",
+        )
+        require(
+            rows.dim() == 1 and _is_whole(rows),
+            f"{of_client} rows of {_kind(rows)} and shape {tuple(rows.shape)}: give whole numbers, "
+            "such as a tensor of int64.",
+            key="data.partition",
+        )
+        rows = rows.long()
+        outside = rows[(rows < 0) | (rows >= num_rows)]
+        require(
+            not len(outside),
+            f"{of_client} the row {outside[:1].tolist()}, but rows are numbered 0 to "
+            f"{num_rows - 1}, in the order of the labels it is given.",
+            key="data.partition",
+        )
+        _check_given_once(of_client, rows, holder)
+        holder[rows] = client
+
+
+def _check_given_once(of_client: str, rows: Tensor, holder: Tensor) -> None:
+    """Raise UserError for a row that is here twice, or that `holder` says another client has."""
+    held = rows[holder[rows] >= 0]
+    if len(held):
+        row = int(held[0])
+        raise UserError(
+            f"{of_client} the row {row}, which client {int(holder[row])} has too: give every row "
+            "to one client at most.",
+            key="data.partition",
+        )
+    values, counts = rows.unique(return_counts=True)
+    repeated = values[counts > 1]
+    require(
+        not len(repeated),
+        f"{of_client} the row {repeated[:1].tolist()} more than once: give every row once.",
+        key="data.partition",
+    )

@@ -1,31 +1,94 @@
-"""Who holds which rows: pure functions of labels and a generator.
+"""How training rows are split among clients: the words of `data.partition`, in one registry.
 
-Every function returns one tensor of row positions for each client. No row is given twice, and
-nothing but the given generator is random.
+To add a partition, write a function like `iid` and register it in `PARTITIONS`, at the end of this
+file. Every function returns one tensor of row positions for each client. No row is given to two
+clients, and only the given generator is random.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedglimpse.errors import UserError
+from fedglimpse.errors import require
+
+if TYPE_CHECKING:
+    from fedglimpse.data.config import DataConfig
 
 _MAX_DRAWS = 100
 
 
-def iid(labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
+# (labels [n], number of clients, generator, settings) -> row positions of each client
+Split = Callable[[Tensor, int, torch.Generator, "DataConfig"], Sequence[Tensor]]
+DrawCounts = Callable[[torch.Generator], Tensor]  # returns how many rows of each class  # [C]
+# (rows of each class in the pool [C], settings) -> what draws the mix of one client
+Mix = Callable[[Tensor, "DataConfig"], DrawCounts]
+
+
+@dataclass(frozen=True)
+class PartitionKind:
+    """One word of `data.partition`.
+
+    Attributes:
+        split: gives every row to one client at most.
+        meaning: one line for the documentation.
+        settings: the names of `data.*` that it reads.
+        mix: with `data.samples`, the classes that a client draws; None: clients cannot draw.
+        by_subject: `split` gets the subject of every row instead of its label, and decides how
+            many clients there are.
+    """
+
+    split: Split
+    meaning: str
+    settings: tuple[str, ...] = ()
+    mix: Mix | None = None
+    by_subject: bool = False
+
+
+def iid(
+    labels: Tensor, num_clients: int, generator: torch.Generator, settings: DataConfig
+) -> list[Tensor]:
     """Deal all rows at random; sizes differ by one at most."""
     _check_rows(len(labels), num_clients, 1)
     order = torch.randperm(len(labels), generator=generator)
     return list(torch.tensor_split(order, num_clients))
 
 
-def by_subject(subjects: Tensor) -> list[Tensor]:
+def by_subject(
+    subjects: Tensor, num_clients: int, generator: torch.Generator, settings: DataConfig
+) -> list[Tensor]:
     """Give every subject's rows to one client, in the order of subject numbers."""
-    return [torch.nonzero(subjects == s).flatten() for s in torch.unique(subjects)]
+    known = torch.unique(subjects)
+    require(
+        num_clients in (0, len(known)),
+        f"data.clients={num_clients}, but the training rows come from {len(known)} subjects: give "
+        f"0 or {len(known)}.",
+        key="data.clients",
+    )
+    return [torch.nonzero(subjects == subject).flatten() for subject in known]
+
+
+def dirichlet(
+    labels: Tensor, num_clients: int, generator: torch.Generator, settings: DataConfig
+) -> list[Tensor]:
+    """Give every client its own mix of classes, drawn from Dir(alpha)."""
+    if settings.equal_size:
+        return dirichlet_equal(labels, num_clients, settings.alpha, generator)
+    return dirichlet_unequal(labels, num_clients, settings.alpha, settings.min_size, generator)
+
+
+def label_skew(
+    labels: Tensor, num_clients: int, generator: torch.Generator, settings: DataConfig
+) -> list[Tensor]:
+    """Give every client rows of few classes."""
+    if settings.exact_classes:
+        return exact_classes(labels, num_clients, settings.classes_per_client, generator)
+    return random_shards(labels, num_clients, settings.classes_per_client, generator)
 
 
 def random_shards(
@@ -37,15 +100,14 @@ def random_shards(
     shard may straddle two. `len(labels) % (num_clients * shards_per_client)` random rows stay
     unused, so that all clients have the same size.
     """
-    if shards_per_client < 1:
-        raise UserError(f"data.classes_per_client={shards_per_client}; give at least 1")
     _check_rows(len(labels), num_clients, shards_per_client)
     num_shards = num_clients * shards_per_client
     used = len(labels) // num_shards * num_shards
-    kept = torch.randperm(len(labels), generator=generator)[:used]
-    by_label = kept[torch.argsort(labels[kept], stable=True)]
-    shards = by_label.view(num_shards, -1)[torch.randperm(num_shards, generator=generator)]
-    return list(shards.reshape(num_clients, -1))
+    rows = torch.randperm(len(labels), generator=generator)[:used]
+    by_label = rows[torch.argsort(labels[rows], stable=True)]
+    shards = by_label.view(num_shards, -1)
+    shuffled = shards[torch.randperm(num_shards, generator=generator)]
+    return list(shuffled.reshape(num_clients, -1))
 
 
 def dirichlet_equal(
@@ -59,17 +121,17 @@ def dirichlet_equal(
     """
     _check_rows(len(labels), num_clients, 1)
     pools = class_pools(labels, generator)
-    left = torch.tensor([len(pool) for pool in pools])  # [C]
+    left = class_sizes(pools)  # [C]
     mixes = dirichlet_mixes(alpha, (num_clients, len(pools)), generator)  # [N, C]
     clients: list[Tensor] = [torch.empty(0, dtype=torch.long)] * num_clients
     for client in torch.randperm(num_clients, generator=generator).tolist():
         counts = fill(mixes[client], left, len(labels) // num_clients, generator)  # [C]
-        chosen = [
-            pool[start - count : start]
-            for pool, start, count in zip(pools, left.tolist(), counts.tolist(), strict=True)
-        ]
-        clients[client] = torch.cat(chosen)
-        left = left - counts
+        after = left - counts
+        rows = []
+        for pool, start, stop in zip(pools, after.tolist(), left.tolist(), strict=True):
+            rows.append(pool[start:stop])
+        clients[client] = torch.cat(rows)
+        left = after
     return clients
 
 
@@ -82,29 +144,36 @@ def dirichlet_unequal(
     Here the best of at most 100 draws is kept and, if need be, repaired with rows of the largest
     clients. With `min_size=0` a client may be empty.
     """
-    if min_size < 0:
-        raise UserError(f"data.min_size={min_size}; give 0 or more")
     _check_rows(len(labels), num_clients, min_size)
     pools = class_pools(labels, generator)
-    totals = torch.tensor([len(pool) for pool in pools])  # [C]
-    best = torch.empty(0, 0)
-    for draw in range(_MAX_DRAWS):
-        shares = dirichlet_mixes(alpha, (len(pools), num_clients), generator)
-        ends = (shares.cumsum(1) * totals[:, None]).long().clamp(max=totals[:, None])
-        ends[:, -1] = totals
-        counts = ends.diff(dim=1, prepend=torch.zeros(len(pools), 1, dtype=torch.long))  # [C, N]
-        if draw == 0 or counts.sum(0).min() > best.sum(0).min():
-            best = counts
+    totals = class_sizes(pools)  # [C]
+    best = _dirichlet_counts(totals, num_clients, alpha, generator)
+    for _ in range(_MAX_DRAWS - 1):
         if best.sum(0).min() >= min_size:
             break
-    pieces = [
-        torch.split_with_sizes(pool, row.tolist()) for pool, row in zip(pools, best, strict=True)
-    ]
-    clients = [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+        counts = _dirichlet_counts(totals, num_clients, alpha, generator)
+        if counts.sum(0).min() > best.sum(0).min():
+            best = counts
+    rows: list[list[Tensor]] = [[] for _ in range(num_clients)]
+    for pool, counts in zip(pools, best, strict=True):
+        for client, piece in enumerate(torch.split_with_sizes(pool, counts.tolist())):
+            rows[client].append(piece)
+    clients = [torch.cat(pieces) for pieces in rows]
     return _repair(clients, min_size, generator)
 
 
-def label_skew(
+def _dirichlet_counts(
+    totals: Tensor, num_clients: int, alpha: float, generator: torch.Generator
+) -> Tensor:
+    """Draw how many rows of each class go to each client `[C, N]`."""
+    num_classes = len(totals)
+    shares = dirichlet_mixes(alpha, (num_classes, num_clients), generator)  # [C, N]
+    ends = (shares.cumsum(1) * totals[:, None]).long().clamp(max=totals[:, None])
+    ends[:, -1] = totals
+    return ends.diff(dim=1, prepend=torch.zeros(num_classes, 1, dtype=torch.long))
+
+
+def exact_classes(
     labels: Tensor, num_clients: int, classes_per_client: int, generator: torch.Generator
 ) -> list[Tensor]:
     """Give every client exactly `classes_per_client` classes and the same number of rows.
@@ -114,23 +183,23 @@ def label_skew(
     until one of them cannot: sizes are equal and the classes of a client about even.
     """
     pools = class_pools(labels, generator)
-    totals = [len(pool) for pool in pools]
+    totals = class_sizes(pools).tolist()
     quotas = _quotas(totals, num_clients, classes_per_client, generator)
-    classes = _deal(quotas, num_clients, classes_per_client, generator)
+    classes = _draw_classes(quotas, num_clients, classes_per_client, generator)
     even = min(total // quota for total, quota in zip(totals, quotas, strict=True) if quota)
-    counts = [dict.fromkeys(mine, even) for mine in classes]
+    counts = [dict.fromkeys(labels_of_client, even) for labels_of_client in classes]
     left = [total - even * quota for total, quota in zip(totals, quotas, strict=True)]
-    while taken := _one_more_each(counts, left):
-        for mine, label in zip(counts, taken, strict=True):
-            mine[label] += 1
+    while labels_taken := _one_more_each(counts, left):
+        for client, label in enumerate(labels_taken):
+            counts[client][label] += 1
     starts = [0] * len(pools)
     clients = []
-    for mine in counts:
-        chosen = []
-        for label, count in mine.items():
-            chosen.append(pools[label][starts[label] : starts[label] + count])
+    for counts_of_client in counts:
+        rows = []
+        for label, count in counts_of_client.items():
+            rows.append(pools[label][starts[label] : starts[label] + count])
             starts[label] += count
-        clients.append(torch.cat(chosen))
+        clients.append(torch.cat(rows))
     return clients
 
 
@@ -143,27 +212,29 @@ def stratified_sample(
         The drawn rows and all other rows, both sorted.
     """
     pools = class_pools(labels, generator)
-    totals = torch.tensor([len(pool) for pool in pools])  # [C]
+    totals = class_sizes(pools)  # [C]
     counts = totals * size // len(labels)
     remainders = totals * size % len(labels)
     ties = torch.randperm(len(pools), generator=generator)
     largest_first = ties[torch.argsort(remainders[ties], descending=True, stable=True)]
     counts[largest_first[: size - int(counts.sum())]] += 1
-    drawn = [pool[:count] for pool, count in zip(pools, counts.tolist(), strict=True)]
-    rest = [pool[count:] for pool, count in zip(pools, counts.tolist(), strict=True)]
-    return torch.cat(drawn).sort().values, torch.cat(rest).sort().values
+    drawn = []
+    others = []
+    for pool, count in zip(pools, counts.tolist(), strict=True):
+        drawn.append(pool[:count])
+        others.append(pool[count:])
+    return torch.cat(drawn).sort().values, torch.cat(others).sort().values
 
 
 def _check_rows(num_rows: int, num_clients: int, rows_each: int) -> None:
-    if num_clients < 1:
-        raise UserError(f"data.clients={num_clients}; give at least 1")
-    if num_rows < max(1, num_clients * rows_each):
-        raise UserError(
-            f"{num_clients} clients with at least {rows_each} rows each need "
-            f"{num_clients * rows_each} rows, but there are {num_rows}; use at most "
-            f"{num_rows // max(1, rows_each)} clients, a larger dataset, or data.samples=20, with "
-            "which clients draw their rows"
-        )
+    most = num_rows // max(1, rows_each)
+    require(
+        0 < num_clients <= most,
+        f"{num_clients} clients with at least {rows_each} rows each need {num_clients * rows_each} "
+        f"rows, but there are {num_rows}: use at most {most} clients, a larger dataset, or "
+        "data.samples=20, with which clients draw their rows.",
+        key="data.clients",
+    )
 
 
 def class_pools(labels: Tensor, generator: torch.Generator) -> list[Tensor]:
@@ -174,16 +245,18 @@ def class_pools(labels: Tensor, generator: torch.Generator) -> list[Tensor]:
     return list(torch.split_with_sizes(by_label, sizes.tolist()))
 
 
+def class_sizes(pools: Sequence[Tensor]) -> Tensor:
+    """Return how many rows each class has `[C]`."""
+    return torch.tensor([len(pool) for pool in pools])
+
+
 def dirichlet_mixes(alpha: float, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Draw rows from Dir(alpha), in logarithms so that a tiny alpha cannot give 0 / 0.
 
     If G ~ Gamma(alpha + 1) and U ~ Uniform(0, 1), then G * U**(1 / alpha) ~ Gamma(alpha).
     """
-    if not 0 < alpha < float("inf"):
-        raise UserError(f"data.alpha={alpha}; give a positive number such as 0.1")
-    gamma = torch._standard_gamma(
-        torch.full(shape, alpha + 1, dtype=torch.float64), generator=generator
-    )
+    concentration = torch.full(shape, alpha + 1, dtype=torch.float64)
+    gamma = torch._standard_gamma(concentration, generator=generator)
     uniform = 1 - torch.rand(shape, dtype=torch.float64, generator=generator)  # in (0, 1]
     return torch.softmax(gamma.log() + uniform.log() / alpha, dim=1)
 
@@ -207,17 +280,19 @@ def _repair(clients: list[Tensor], min_size: int, generator: torch.Generator) ->
     """Move random rows from the largest clients to those below `min_size`.
 
     Each step fills a client or brings a donor down to `min_size`, so it ends; the caller has
-    checked that there are rows enough.
+    checked that there are enough rows.
     """
-    sizes = torch.tensor([len(rows) for rows in clients])
-    for poor in torch.nonzero(sizes < min_size).flatten().tolist():
-        while sizes[poor] < min_size:
+    sizes = class_sizes(clients)  # [N]
+    for small in torch.nonzero(sizes < min_size).flatten().tolist():
+        while sizes[small] < min_size:
             donor = int(sizes.argmax())
-            moved = min(min_size - int(sizes[poor]), int(sizes[donor]) - min_size)
+            missing = min_size - int(sizes[small])
+            spare = int(sizes[donor]) - min_size
+            moved = min(missing, spare)
             rows = clients[donor][torch.randperm(len(clients[donor]), generator=generator)]
-            clients[poor] = torch.cat([clients[poor], rows[:moved]])
+            clients[small] = torch.cat([clients[small], rows[:moved]])
             clients[donor] = rows[moved:]
-            sizes[poor] += moved
+            sizes[small] += moved
             sizes[donor] -= moved
     return clients
 
@@ -230,20 +305,17 @@ def _quotas(
     Each next slot goes to the class that would then still have the most rows for a slot (the
     D'Hondt rule), after every class had one. No class goes to more clients than it has rows.
     """
-    if not 1 <= classes_per_client <= len(totals):
-        raise UserError(
-            f"data.classes_per_client={classes_per_client}, but the rows have "
-            f"{len(totals)} classes; give 1..{len(totals)}"
-        )
+    _check_classes(classes_per_client, len(totals))
     _check_rows(sum(totals), num_clients, classes_per_client)
     slots = num_clients * classes_per_client
     caps = [min(num_clients, total) for total in totals]
-    if sum(caps) < slots:
-        raise UserError(
-            f"{num_clients} clients with exactly {classes_per_client} classes each need {slots} "
-            f"(client, class) pairs, but classes of {totals} rows allow {sum(caps)}; "
-            "use fewer data.clients or data.classes_per_client"
-        )
+    require(
+        slots <= sum(caps),
+        f"{num_clients} clients with exactly {classes_per_client} classes each need {slots} "
+        f"(client, class) pairs, but classes of {totals} rows allow {sum(caps)}: use fewer "
+        "data.clients or data.classes_per_client.",
+        key="data.classes_per_client",
+    )
     quotas = [0] * len(totals)
     order = torch.randperm(len(totals), generator=generator).tolist()  # settles ties
     heap = [(-float("inf"), tie, label) for tie, label in enumerate(order)]
@@ -256,7 +328,16 @@ def _quotas(
     return quotas
 
 
-def _deal(
+def _check_classes(classes_per_client: int, num_classes: int) -> None:
+    require(
+        classes_per_client <= num_classes,
+        f"data.classes_per_client={classes_per_client}, but the training rows have {num_classes} "
+        f"classes: give 1 to {num_classes}.",
+        key="data.classes_per_client",
+    )
+
+
+def _draw_classes(
     quotas: list[int], num_clients: int, classes_per_client: int, generator: torch.Generator
 ) -> list[list[int]]:
     """Draw distinct classes for every client so that each class is used `quotas` times.
@@ -265,27 +346,95 @@ def _deal(
     others can be drawn freely and the quotas always work out.
     """
     left = torch.tensor(quotas, dtype=torch.float64)  # [C]
-    dealt: list[list[int]] = [[]] * num_clients
+    classes: list[list[int]] = [[]] * num_clients
     order = torch.randperm(num_clients, generator=generator).tolist()
-    for waiting, client in zip(range(num_clients, 0, -1), order, strict=True):
-        forced = torch.nonzero(left == waiting).flatten()
-        free = left.masked_fill(left == waiting, 0)
-        wanted = classes_per_client - len(forced)
-        if wanted:
-            forced = torch.cat([forced, torch.multinomial(free, wanted, generator=generator)])
-        left[forced] -= 1
-        dealt[client] = forced.tolist()
-    return dealt
+    for position, client in enumerate(order):
+        clients_left = num_clients - position
+        drawn = torch.nonzero(left == clients_left).flatten()
+        missing = classes_per_client - len(drawn)
+        if missing:
+            weights = left.masked_fill(left == clients_left, 0)
+            free = torch.multinomial(weights, missing, generator=generator)
+            drawn = torch.cat([drawn, free])
+        left[drawn] -= 1
+        classes[client] = drawn.tolist()
+    return classes
 
 
 def _one_more_each(counts: list[dict[int, int]], left: list[int]) -> list[int]:
     """Take one more row for every client and return its class, or [] if one gets none."""
-    taken = []
-    for mine in counts:
-        open_classes = [label for label in mine if left[label]]
+    labels_taken = []
+    for counts_of_client in counts:
+        open_classes = [label for label in counts_of_client if left[label]]
         if not open_classes:
             return []
-        label = min(open_classes, key=mine.__getitem__)
+        label = min(open_classes, key=counts_of_client.__getitem__)
         left[label] -= 1
-        taken.append(label)
-    return taken
+        labels_taken.append(label)
+    return labels_taken
+
+
+def iid_mix(totals: Tensor, settings: DataConfig) -> DrawCounts:
+    """Draw classes in the shares that the pool has."""
+
+    def draw_counts(generator: torch.Generator) -> Tensor:
+        return fill(totals.double(), totals, settings.samples, generator)
+
+    return draw_counts
+
+
+def dirichlet_mix(totals: Tensor, settings: DataConfig) -> DrawCounts:
+    """Draw classes in the shares of the client's own draw from Dir(alpha)."""
+
+    def draw_counts(generator: torch.Generator) -> Tensor:
+        mix = dirichlet_mixes(settings.alpha, (1, len(totals)), generator)[0]
+        return fill(mix, totals, settings.samples, generator)
+
+    return draw_counts
+
+
+def label_skew_mix(totals: Tensor, settings: DataConfig) -> DrawCounts:
+    """Draw `classes_per_client` classes, the same number of rows of each."""
+    num_classes = settings.classes_per_client
+    samples = settings.samples
+    require(
+        settings.exact_classes,
+        f"data.exact_classes=false deals shards out, so clients cannot draw data.samples={samples} "
+        "rows of their own: use data.exact_classes=true, or data.samples=0.",
+        key="data.exact_classes",
+    )
+    _check_classes(num_classes, len(totals))
+    rarest = int(totals.min())
+    require(
+        num_classes <= samples and -(-samples // num_classes) <= rarest,
+        f"data.samples={samples} rows of {num_classes} classes need at least one of each, and at "
+        f"most {rarest} of each, the size of the rarest class: give "
+        f"data.samples={num_classes} to {rarest * num_classes}.",
+        key="data.samples",
+    )
+    rows_of_class = torch.full((num_classes,), samples // num_classes)
+    rows_of_class[: samples % num_classes] += 1
+
+    def draw_counts(generator: torch.Generator) -> Tensor:
+        classes = torch.randperm(len(totals), generator=generator)[:num_classes]
+        return torch.zeros_like(totals).index_copy(0, classes, rows_of_class)
+
+    return draw_counts
+
+
+PARTITIONS = {
+    "dirichlet": PartitionKind(
+        dirichlet,
+        "every client has its own mix of classes, from Dir(alpha)",
+        ("alpha", "equal_size", "min_size"),
+        dirichlet_mix,
+    ),
+    "label_skew": PartitionKind(
+        label_skew,
+        "every client has few classes: exactly so many, or random shards as in the release",
+        ("classes_per_client", "exact_classes"),
+        label_skew_mix,
+    ),
+    "iid": PartitionKind(iid, "all rows at random", mix=iid_mix),
+    "subject": PartitionKind(by_subject, "one client for every subject", by_subject=True),
+}

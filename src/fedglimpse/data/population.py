@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse import rng
-from fedglimpse.data import partition as cut
+from fedglimpse.data.config import DataConfig
+from fedglimpse.data.custom import own_partition
 from fedglimpse.data.dataset import Dataset
+from fedglimpse.data.partition import (
+    PARTITIONS,
+    PartitionKind,
+    stratified_sample,
+)
 from fedglimpse.data.virtual import VirtualRows, virtual_rows
-from fedglimpse.errors import UserError, nearest
-
-PARTITIONS = ("dirichlet", "label_skew", "shards", "iid", "subject")
-PROXY_SOURCES = ("heldout", "leaky_train")
+from fedglimpse.errors import UserError, require
 
 
 class Rows(Protocol):
@@ -91,103 +94,56 @@ def default_proxy_size(num_rows: int) -> int:
 
 def split_proxy(labels: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Hold out `size` stratified rows for the server; returns (proxy rows, other rows)."""
-    if not 1 <= size < len(labels):
-        raise UserError(
-            f"data.proxy={size} does not fit {len(labels)} training rows; "
-            f"give 1..{len(labels) - 1}, for example {max(1, default_proxy_size(len(labels)))}"
-        )
-    return cut.stratified_sample(labels, size, generator)
+    require(
+        1 <= size < len(labels),
+        f"data.proxy={size} does not fit {len(labels)} training rows: give 1 to "
+        f"{len(labels) - 1}, for example {max(1, default_proxy_size(len(labels)))}.",
+        key="data.proxy",
+    )
+    return stratified_sample(labels, size, generator)
 
 
-def build_population(
-    dataset: Dataset,
-    *,
-    partition: str,
-    num_clients: int,
-    alpha: float,
-    classes_per_client: int,
-    equal_size: bool,
-    min_size: int,
-    proxy_size: int,
-    proxy_source: Literal["heldout", "leaky_train"],
-    seed: int,
-    samples: int = 0,
-) -> Population:
+def build_population(dataset: Dataset, settings: DataConfig, seed: int) -> Population:
     """Hold out the proxy rows, then split the other training rows over the clients.
 
     The proxy never comes from the test set, and is held out before the split, as the paper
-    describes it. With `leaky_train` it is drawn with replacement from all training rows, which
-    the clients keep: what the authors' release does.
-
-    Args:
-        dataset: the data.
-        partition: one of `PARTITIONS`.
-        num_clients: N; for "subject" 0 or the number of subjects.
-        alpha: concentration of "dirichlet".
-        classes_per_client: of "label_skew"; for "shards" the shards of each client.
-        equal_size: "dirichlet" gives all clients the same size.
-        min_size: of the smallest client, for "dirichlet" without `equal_size`.
-        proxy_size: rows that the server keeps.
-        proxy_source: "heldout" or "leaky_train".
-        seed: the run's seed; proxy and split draw from their own streams.
-        samples: rows that every client draws for itself (`virtual.py`); 0: rows are dealt out.
+    describes it. With `proxy_source="leaky_train"` it is drawn with replacement from all training
+    rows, which the clients keep: what the authors' release does. Proxy and split draw from their
+    own random streams.
     """
-    _check_word("proxy_source", proxy_source, PROXY_SOURCES)
-    _check_word("partition", partition, PARTITIONS)
+    kind = partition_kind(settings.partition)
     labels = dataset.y_train.cpu()
-    proxy, rest = _proxy_and_rest(labels, proxy_size, proxy_source, rng.generator(seed, "proxy"))
-    if samples:
-        drawn = virtual_rows(
-            labels, rest, partition=partition, num_clients=num_clients, samples=samples,
-            alpha=alpha, classes_per_client=classes_per_client, seed=seed,
-        )  # fmt: skip
-        return Population(dataset, drawn, proxy)
-    draw = rng.generator(seed, "partition")
-    if partition == "subject":
-        parts = _by_subject(dataset, rest, num_clients)
-    elif partition == "iid":
-        parts = cut.iid(labels[rest], num_clients, draw)
-    elif partition == "shards":
-        parts = cut.random_shards(labels[rest], num_clients, classes_per_client, draw)
-    elif partition == "label_skew":
-        parts = cut.label_skew(labels[rest], num_clients, classes_per_client, draw)
-    elif equal_size:
-        parts = cut.dirichlet_equal(labels[rest], num_clients, alpha, draw)
-    else:
-        parts = cut.dirichlet_unequal(labels[rest], num_clients, alpha, min_size, draw)
-    return Population(dataset, tuple(rest[part] for part in parts), proxy)
+    proxy, pool = _proxy_and_pool(labels, settings, rng.generator(seed, "proxy"))
+    if settings.samples:
+        return Population(dataset, virtual_rows(labels, pool, kind, settings, seed), proxy)
+    groups = _subjects(dataset, settings) if kind.by_subject else labels
+    generator = rng.generator(seed, "partition")
+    clients = kind.split(groups[pool], settings.clients, generator, settings)
+    return Population(dataset, tuple(pool[rows] for rows in clients), proxy)
 
 
-def _proxy_and_rest(
-    labels: Tensor, size: int, source: str, generator: torch.Generator
+def partition_kind(name: str) -> PartitionKind:
+    """Return the partition of a word of `data.partition`, ours or "package.module:function"."""
+    return PARTITIONS[name] if name in PARTITIONS else own_partition(name)
+
+
+def _proxy_and_pool(
+    labels: Tensor, settings: DataConfig, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return the server's rows and those that the clients may hold."""
-    if source == "heldout":
+    size = settings.proxy if settings.proxy >= 0 else default_proxy_size(len(labels))
+    if settings.proxy_source == "heldout":
         return split_proxy(labels, size, generator)
-    if size < 1:
-        raise UserError(f"data.proxy={size}; give at least 1")
+    require(size > 0, f"data.proxy={size} is empty: give at least 1.", key="data.proxy")
     return torch.randint(len(labels), (size,), generator=generator), torch.arange(len(labels))
 
 
-def _by_subject(dataset: Dataset, rest: Tensor, num_clients: int) -> list[Tensor]:
+def _subjects(dataset: Dataset, settings: DataConfig) -> Tensor:
     if dataset.subjects is None:
         raise UserError(
-            f"data.partition=subject needs to know who made each row, which '{dataset.name}' does "
-            "not tell; use data.name=har or hapt, give `subjects` with your own data, or use "
-            "another partition"
+            f"data.partition={settings.partition} needs to know who made each row, which the "
+            f"dataset '{dataset.name}' does not say: use data.name=har or hapt, give `subjects` "
+            "with your own data, or use another partition.",
+            key="data.partition",
         )
-    parts = cut.by_subject(dataset.subjects.cpu()[rest])
-    if num_clients not in (0, len(parts)):
-        raise UserError(
-            f"data.clients={num_clients}, but the training rows of '{dataset.name}' come from "
-            f"{len(parts)} subjects; give 0 or {len(parts)}"
-        )
-    return parts
-
-
-def _check_word(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(
-            f"data.{key}='{value}' is unknown.{nearest(value, known)} Choose one of "
-            f"{', '.join(known)}"
-        )
+    return dataset.subjects.cpu()

@@ -15,7 +15,7 @@ from fedglimpse.config.checks import check, check_counts, pick_device
 from fedglimpse.config.schema import Config, SketchConfig
 from fedglimpse.data.custom import is_own
 from fedglimpse.data.dataset import Dataset, as_input
-from fedglimpse.data.population import Population, build_population, default_proxy_size
+from fedglimpse.data.population import Population, build_population
 from fedglimpse.data.sources import load
 from fedglimpse.errors import UserError
 from fedglimpse.federation.costs import CostModel, ModelFlops
@@ -217,26 +217,7 @@ def _check_together(first: Config, other: Config) -> None:
 
 def population_of(config: Config, dataset: Dataset, seed: int) -> Population:
     """Split the training data among clients as `data.*` says."""
-    data = config.data
-    partition = data.partition
-    if partition == "label_skew" and not data.exact_classes:
-        partition = "shards"
-    proxy_size = data.proxy
-    if proxy_size < 0:
-        proxy_size = default_proxy_size(len(dataset.y_train))
-    return build_population(
-        dataset,
-        partition=partition,
-        num_clients=data.clients,
-        alpha=data.alpha,
-        classes_per_client=data.classes_per_client,
-        equal_size=data.equal_size,
-        min_size=data.min_size,
-        proxy_size=proxy_size,
-        proxy_source=data.proxy_source,  # type: ignore[arg-type]
-        seed=seed,
-        samples=data.samples,
-    )
+    return build_population(dataset, config.data, seed)
 
 
 def visibility_of(config: Config, num_clients: int) -> Visibility:
