@@ -84,7 +84,7 @@ def main() -> None:
         facts["kernels_ms"] = kernels(world, crew, clock)
     watch_round(world, crew, clock)
     for i in range(SCORED):
-        with clock.part("other"):
+        with clock.phase("other"):
             play_round(world, i == SCORED - 1, crew)
     facts["parts_ms"] = {name: round(s / SCORED * 1e3, 1) for name, s in clock.spent.items()}
     args.out.write_text(json.dumps(facts, indent=1))

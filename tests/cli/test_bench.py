@@ -31,7 +31,7 @@ def test_time_inside_a_part_is_not_counted_for_the_part_around_it() -> None:
     stopwatch = bench.Stopwatch(torch.device("cpu"))
     times = iter([10.0, 12.0, 17.0, 18.0])  # outer begins, inner begins, inner ends, outer ends
     stopwatch.now = lambda: next(times)  # type: ignore[method-assign]
-    with stopwatch.part("outer"), stopwatch.part("inner"):
+    with stopwatch.phase("outer"), stopwatch.phase("inner"):
         pass
     assert stopwatch.spent == {"inner": 5.0, "outer": 3.0}
 
@@ -46,11 +46,11 @@ def test_a_round_is_taken_apart(tmp_path: Path) -> None:
     assert found["device"]
     assert (result["lanes"], result["dataset"]) == (2, "digits")
     assert result["ms_per_lane_round"] > 0
-    assert set(result["share"]) == {*bench.PARTS, "other"}
+    assert set(result["share"]) == {*bench.PHASES, "other"}
     assert sum(result["share"].values()) == pytest.approx(1, abs=0.01)
-    assert all(result["share"][part] > 0 for part in bench.PARTS)
+    assert all(result["share"][phase] > 0 for phase in bench.PHASES)
     head = next(line for line in told.output.splitlines() if line.startswith("dataset"))
-    for column in ("ms per lane round", "tflops in training", *bench.PARTS):
+    for column in ("ms per lane round", "tflops in training", *bench.PHASES):
         assert column in head
 
 

@@ -65,7 +65,7 @@ def test_the_installed_command_begins_there_too() -> None:
 
 def test_what_the_terminal_cannot_show_is_replaced() -> None:
     code = (
-        "from fedglimpse.cli.entry import show_what_can_be_shown; show_what_can_be_shown(); "
+        "from fedglimpse.cli import entry; entry.replace_unencodable_characters(); "
         "print('−6.9 ± 1', chr(0x3b1), chr(0xdce9))"
     )
     assert python("-c", code, PYTHONIOENCODING="ascii").stdout == "-6.9 +- 1 ? ?\n"

@@ -112,7 +112,7 @@ def test_a_report_never_takes_the_place_of_what_it_reports(tmp_path: Path) -> No
     before = sorted(p.name for p in (tmp_path / "o").iterdir())
     done = CliRunner().invoke(app, ["report", str(tmp_path / "o"), "--out", str(tmp_path / "o")])
     assert isinstance(done.exception, UserError)
-    assert "is what is reported on" in str(done.exception)
+    assert "is the folder of the results themselves" in str(done.exception)
     assert sorted(p.name for p in (tmp_path / "o").iterdir()) == before
 
 

@@ -1,5 +1,6 @@
 """The command `fedglimpse`: one file for each subcommand, put together in `main.py`.
 
-Begin with `entry.py` (what runs before torch is imported), then `main.py`. May import every room;
-no room imports this one.
+`entry.py` runs first, before torch is imported; `info.py` holds the small commands `methods`,
+`data` and `doctor`; `pretrain.py` is `fedglimpse teach`. May import every room; no room imports
+this one. Begin with `main.py`, then `run.py`.
 """

@@ -1,6 +1,6 @@
 """`fedglimpse bench`: how fast this machine is, on random examples with the shapes of real data.
 
-`round` times whole rounds of several lanes and shows the share of every part of a round. `engine`
+`round` times whole rounds of several lanes and shows the share of every phase of a round. `engine`
 times local training alone.
 """
 
@@ -56,7 +56,7 @@ SHAPES = {
     "har": Shape(10_500, 2_947, (561,), 6, 30),
     "digits": Shape(1_437, 360, (1, 8, 8), 10, 40),
 }
-PARTS = ("train", "reports", "select", "aggregate", "evaluate", "learn")
+PHASES = ("train", "reports", "select", "aggregate", "evaluate", "learn")
 TEST_EVERY = 10  # rounds between scores on the test set
 WARM_UP = 45  # rounds until the agents learn from full mini-batches
 SHORT_WARM_UP = 2  # for a quick look, without the agents' learning
@@ -125,20 +125,20 @@ def noise_world(config: Config) -> tuple[World, torch.device]:
 
 
 @dataclass
-class OpenPart:
-    """A part of a round that is being timed."""
+class OpenPhase:
+    """A phase of a round that is being timed."""
 
     name: str
-    inner_seconds: float = 0.0  # spent in parts inside it
+    inner_seconds: float = 0.0  # spent in phases inside it
 
 
 @dataclass
 class Stopwatch:
-    """Times the parts of a round. It waits for the device whenever the part changes."""
+    """Times the phases of a round. It waits for the device whenever the phase changes."""
 
     device: torch.device
-    spent: dict[str, float] = field(default_factory=dict)  # seconds by part
-    _open: list[OpenPart] = field(default_factory=list)  # outermost first
+    spent: dict[str, float] = field(default_factory=dict)  # seconds by phase
+    _open: list[OpenPhase] = field(default_factory=list)  # outermost first
 
     def now(self) -> float:
         """Return the time at which all work so far is done."""
@@ -147,16 +147,16 @@ class Stopwatch:
         return time.perf_counter()
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Add the time of the block to `name`, and take it off the part around it."""
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of the block to `name`, and take it off the phase around it."""
         began = self.now()
-        self._open.append(OpenPart(name))
+        self._open.append(OpenPhase(name))
         try:
             yield
         finally:
             seconds = self.now() - began
-            part = self._open.pop()
-            self.spent[name] = self.spent.get(name, 0.0) + seconds - part.inner_seconds
+            phase = self._open.pop()
+            self.spent[name] = self.spent.get(name, 0.0) + seconds - phase.inner_seconds
             if self._open:
                 self._open[-1].inner_seconds += seconds
 
@@ -165,14 +165,14 @@ class Stopwatch:
         original: Callable[..., Any] = getattr(owner, method)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.part(name):
+            with self.phase(name):
                 return original(*args, **kwargs)
 
         setattr(owner, method, timed)
 
 
 def watch_round(world: World, crew: Crew, stopwatch: Stopwatch) -> None:
-    """Let a stopwatch see the parts of a world's rounds."""
+    """Let a stopwatch see the phases of a world's rounds."""
     stopwatch.watch(world.trainer, "train", "train")
     stopwatch.watch(world.reporter, "report", "reports")
     stopwatch.watch(crew, "select", "select")
@@ -199,19 +199,19 @@ def bench_round(
     flops = sum(record["client_flops"] for record in records)
     watch_round(world, crew, stopwatch)
     for i in range(TEST_EVERY):
-        with stopwatch.part("other"):
+        with stopwatch.phase("other"):
             play_round(world, i == 0, crew)
-    part_seconds: dict[str, float] = {}  # of a round
-    for part in (*PARTS, "other"):
-        part_seconds[part] = stopwatch.spent.get(part, 0.0) / TEST_EVERY
-    total = sum(part_seconds.values())
+    phase_seconds: dict[str, float] = {}  # of a round
+    for phase in (*PHASES, "other"):
+        phase_seconds[phase] = stopwatch.spent.get(phase, 0.0) / TEST_EVERY
+    total = sum(phase_seconds.values())
     return {
         **_header(name, lanes, precision, world, rounds),
         "ms_per_lane_round": round(sum(round_seconds) / rounds / lanes * 1e3, 3),
         "median_ms_per_lane_round": round(median(round_seconds) / lanes * 1e3, 3),
-        "tflops_in_training": round(flops / max(part_seconds["train"], 1e-9) / 1e12, 2),
+        "tflops_in_training": round(flops / max(phase_seconds["train"], 1e-9) / 1e12, 2),
         "peak_gib": _peak_memory(torch_device),
-        "share": {part: round(seconds / total, 4) for part, seconds in part_seconds.items()},
+        "share": {phase: round(seconds / total, 4) for phase, seconds in phase_seconds.items()},
     }
 
 
@@ -332,12 +332,12 @@ def table(kind: Kind, results: Sequence[dict[str, Any]]) -> Table:
         columns += ["ms_per_10_clients", "tflops"]
     if "times_serial" in results[0]:
         columns.append("times_serial")
-    shares = PARTS if kind == "round" else ()
+    shares = PHASES if kind == "round" else ()
     rows = Table(box=None, pad_edge=False)
     for column in (*columns, *shares):
         rows.add_column(column.replace("_", " "))
     for result in results:
         cells = [str(result[column]) for column in columns]
-        cells += [f"{result['share'][part]:.0%}" for part in shares]
+        cells += [f"{result['share'][phase]:.0%}" for phase in shares]
         rows.add_row(*cells)
     return rows

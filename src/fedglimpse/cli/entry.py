@@ -1,4 +1,4 @@
-"""Where the command begins: what must hold before torch is imported, which takes a second."""
+"""Where the command begins: everything that has to happen before torch, which is slow to import."""
 
 from __future__ import annotations
 
@@ -13,51 +13,55 @@ from types import FrameType
 from fedglimpse.version import VERSION
 
 STOPPED = "Stopped.\n"
-CTRL_C = 130  # the exit code that shells know it by
+INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 SIMILAR = {"−": "-", "–": "-", "±": "+-", "≤": "<=", "≥": ">="}  # a lost sign would mislead
 
 
 def main() -> None:
-    """Run the command line; the version is told without waiting for it."""
-    show_what_can_be_shown()
+    """Run the command line; --version answers without importing torch."""
+    replace_unencodable_characters()
     if sys.argv[1:] == ["--version"]:
         print(f"fedglimpse {VERSION}")
         return
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # it may be ignored, as under nohup
+    previous_handler = signal.getsignal(signal.SIGINT)
+    if previous_handler is signal.default_int_handler:  # it may be ignored, as under nohup
         signal.signal(signal.SIGINT, stop_at_once)
     from fedglimpse.cli.main import main as run_command_line
 
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, previous_handler)
     try:
         run_command_line()
     except KeyboardInterrupt:
         sys.stderr.write(STOPPED)
-        sys.exit(CTRL_C)
+        sys.exit(INTERRUPTED)
 
 
 def stop_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process on Ctrl-C; while it imports there is nothing to clean up.
+    """End the process on Ctrl-C during imports, when there is nothing to clean up.
 
-    A KeyboardInterrupt would not do: NumPy and torch catch it in the middle of their imports, and
-    end in errors of their own.
+    A KeyboardInterrupt would not do: NumPy and torch catch it in the middle of their imports and
+    fail with errors of their own.
     """
     with suppress(OSError):
         os.write(2, STOPPED.encode())
-    os._exit(CTRL_C)
+    os._exit(INTERRUPTED)
 
 
-def show_what_can_be_shown() -> None:
-    """Print something similar, or ?, for a character that the terminal's encoding does not have."""
+def replace_unencodable_characters() -> None:
+    """Let output show a similar character, or ?, for one that its encoding does not have."""
     codecs.register_error("similar", similar)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # there may be none, or one of a caller's
+        if isinstance(stream, io.TextIOWrapper):  # it may be None, or replaced by a caller
             stream.reconfigure(errors="similar")
 
 
 def similar(error: UnicodeError) -> tuple[str, int]:
-    """Return what stands for characters that cannot be encoded, and where to go on."""
+    """Return the replacement of unencodable characters, and the position after them.
+
+    This is the protocol of `codecs.register_error`.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(SIMILAR.get(character, "?") for character in text), error.end
+    replacement = "".join(SIMILAR.get(character, "?") for character in text)
+    return replacement, error.end

@@ -29,14 +29,16 @@ def new(
 ) -> None:
     """Write a ready Flower app into DIR: a client, a server, a task and their settings."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already and not empty: name a new folder.")
+        raise UserError(f"{folder} exists and is not empty: name a new folder.", key="DIR")
     template = resources.files("fedglimpse.flower").joinpath("template")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in sorted(template.iterdir(), key=lambda f: f.name):
             (folder / file.name.removesuffix(SUFFIX)).write_bytes(file.read_bytes())
     except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}): name another.") from None
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}): name another.", key="DIR"
+        ) from None
     typer.echo(f"A Flower app is in {folder}. In Flower's simulation:")
     typer.echo(
         "  FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 "

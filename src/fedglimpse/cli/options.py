@@ -138,5 +138,7 @@ def load_config(
 ) -> Config:
     """Read at most one file and the settings, which override it; `defaults` come last."""
     if len(files) > 1:
-        raise UserError(f"There are two TOML files, {files[0]} and {files[1]}: name one.")
+        raise UserError(
+            f"There are two TOML files, {files[0]} and {files[1]}: name one.", key="FILE"
+        )
     return load(files[0] if files else None, settings, defaults)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedglimpse.cli.options import TABLE_WIDTH
 from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import write_atomically, writing
 from fedglimpse.studies.compare import check_target
@@ -16,8 +17,6 @@ from fedglimpse.studies.report.page import page
 from fedglimpse.studies.report.tables import cells_csv, latex, rows_csv
 from fedglimpse.studies.report.terminal import show
 from fedglimpse.studies.results import load_study, write_study
-
-TABLE_WIDTH = 150  # a narrower terminal wraps lines, but not the words of a cell
 
 
 def report(
@@ -28,7 +27,7 @@ def report(
         Path | None, typer.Option("--out", help="Folder for the report; default: PATH/report.")
     ] = None,
     control: Annotated[
-        str | None, typer.Option(help="Variant that others are compared with.")
+        str | None, typer.Option(help="Variant that the others are compared with.")
     ] = None,
     target: Annotated[
         float | None, typer.Option(help="Accuracy to reach, 0 to 1, in every setting.")
@@ -39,14 +38,21 @@ def report(
 ) -> None:
     """Report a study: a table here, and report.html, CSV, LaTeX and study.json.gz in --out."""
     if not path.exists():
-        raise UserError(f"There is no {path}: name a folder of results or a study.json.gz.")
+        raise UserError(
+            f"There is no {path}: name a folder of results or a study.json.gz.", key="PATH"
+        )
     check_target(target)
     results = analyse(load_study(path), Options(control, target, paper))
     if all(row.spread is None and not row.to_target for row in results.rows):
-        raise UserError(f"{path} holds no finished run yet: report it when one has finished.")
+        raise UserError(
+            f"{path} holds no finished run yet: report it when one has finished.", key="PATH"
+        )
     folder = out or (path / "report" if path.is_dir() else path.parent / "report")
     if folder.resolve() == path.resolve():
-        raise UserError(f"--out {folder} is what is reported on: name another folder.")
+        raise UserError(
+            f"--out {folder} is the folder of the results themselves: name another folder.",
+            key="--out",
+        )
     write_report(results, folder)
     show(results, Console(width=max(Console().width, TABLE_WIDTH)))
     typer.echo(f"\npage: {folder / 'report.html'}")
@@ -55,7 +61,7 @@ def report(
 def write_report(results: Results, folder: Path) -> None:
     """Write every file of a report."""
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is a file: name a folder.")
+        raise UserError(f"--out {folder} is a file: name a folder.", key="--out")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "report.html", page(results))

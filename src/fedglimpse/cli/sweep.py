@@ -1,4 +1,4 @@
-"""`fedglimpse sweep`: many runs from one file, in a folder that can be gone on with."""
+"""`fedglimpse sweep`: many runs from one file, in a folder from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -26,37 +26,39 @@ def sweep(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="key=value: only these cells; setting, variant, seed or any key."),
+        typer.Option(help="key=value: only these runs; setting, variant, seed or any key."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="key=value of engine.*, checkpoint.* or log.*."),
     ] = None,
-    lanes: Annotated[str, typer.Option(help="Most cells side by side, or auto.")] = "auto",
+    lanes: Annotated[str, typer.Option(help="Most runs side by side, or auto.")] = "auto",
     reuse: Annotated[
-        list[Path] | None, typer.Option(help="Take finished cells from that sweep's folder too.")
+        list[Path] | None,
+        typer.Option(help="Use finished runs of this other sweep, too."),
     ] = None,
     without: Annotated[
         list[Path] | None,
-        typer.Option(help="Leave out runs that this stored study or sweep has finished."),
+        typer.Option(help="Skip runs that are finished in this stored study or sweep."),
     ] = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try cells again that failed before.")
+        bool, typer.Option("--retry-failed", help="Try runs again that failed before.")
     ] = False,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Use the file's [smoke] table: a run of seconds.")
+        bool, typer.Option("--smoke", help="Use the file's [smoke] table: runs of seconds.")
     ] = False,
     engine: Annotated[str, typer.Option(help="local, or ray: an existing Ray cluster.")] = "local",
-    address: Annotated[str, typer.Option(help="Of the Ray cluster.")] = "auto",
+    address: Annotated[str, typer.Option(help="Address of the Ray cluster.")] = "auto",
     gpus: Annotated[
-        float | None, typer.Option(help="ray: GPUs of a pack, such as 0.5; default: 1 if any.")
+        float | None,
+        typer.Option(help="ray: GPUs for each pack, such as 0.5; default: 1 if any."),
     ] = None,
-    cpus: Annotated[float, typer.Option(help="ray: CPUs of a pack.")] = 1.0,
+    cpus: Annotated[float, typer.Option(help="ray: CPUs for each pack.")] = 1.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Run a grid of methods, settings and seeds: fedglimpse sweep FILE.toml --out DIR.
 
-    The same command goes on where it stopped, on another machine too.
+    The same command resumes a sweep that was stopped, on another machine too.
     """
     folder = out or Path("runs") / file.stem
     how = How(
@@ -71,40 +73,42 @@ def sweep(
     )
     plan = read_plan(file, smoke)
     ended = run_sweep(plan, folder, how, engine_of(engine, address, gpus, cpus))
-    tell(ended, folder)
+    show_outcome(ended, folder)
 
 
 def engine_of(engine: str, address: str, gpus: float | None, cpus: float) -> Play:
-    """Return where packs are computed."""
+    """Return the function that runs packs, here or on a cluster."""
     if engine == "local":
         return local.play
     if engine != "ray":
-        raise UserError(f"--engine {engine} is unknown: use local or ray.")
+        raise UserError(f"--engine {engine} is unknown: use local or ray.", key="--engine")
     from fedglimpse.studies.sweep.cluster import Cluster
 
     return Cluster(address, gpus=gpus, cpus=cpus).play
 
 
 def read_lanes(text: str) -> int | None:
-    """Return the most cells in a pack, None for auto."""
+    """Return the most runs in a pack; None for auto."""
     if text == "auto":
         return None
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise UserError(f"--lanes {text} must be a whole number of 1 or more, or auto.")
+        raise UserError(
+            f"--lanes {text} must be a whole number of 1 or more, or auto.", key="--lanes"
+        )
     return int(text)
 
 
-def tell(ended: Ended, folder: Path) -> None:
-    """Say how far it came; ends with code 1 where cells failed, 130 where it was interrupted."""
+def show_outcome(ended: Ended, folder: Path) -> None:
+    """Print how many runs are done; exit with code 1 where runs failed, 130 if interrupted."""
     if ended.reused:
-        typer.echo(f"{ended.reused} cells were taken from other sweeps")
+        typer.echo(f"Reused {ended.reused} runs already finished in other sweeps (--reuse).")
     if ended.left_out:
-        typer.echo(f"{ended.left_out} cells were left out: other studies have their runs")
+        typer.echo(f"Skipped {ended.left_out} runs already finished in other studies (--without).")
     typer.echo(f"{ended.done} cells done, {ended.left} left, {len(ended.failed)} failed: {folder}")
     for cell, reason in list(ended.failed.items())[:SHOWN_FAILURES]:
         typer.echo(f"failed: {cell}: {reason}", err=True)
     if ended.left:
-        typer.echo("Go on with the same command.", err=True)
+        typer.echo("Rerun the same command to continue.", err=True)
     if ended.interrupted and ended.left:
         raise typer.Exit(130)
     if ended.failed:

@@ -57,7 +57,9 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         configs = sorted(path.rglob("config.toml")) if path.is_dir() else []
         if not configs:
-            raise UserError(f"{path} holds no run: name a folder with a config.toml in it.")
+            raise UserError(
+                f"{path} holds no run: name a folder with a config.toml in it.", key="RUNS"
+            )
         for config in configs:
             folders[config.parent] = None
     return list(folders)

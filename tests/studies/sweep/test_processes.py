@@ -109,7 +109,7 @@ def test_cut_by_its_budget_copied_and_continued(file: Path, whole: Whole, tmp_pa
         assert cut.returncode == 0, cut.stderr
         if "8 cells done" not in cut.stdout:
             break
-    assert "Go on with the same command" in cut.stderr
+    assert "Rerun the same command" in cut.stderr
     assert "8 cells done" not in cut.stdout
     assert 0 < lines(first) < 240
     shutil.copytree(first, second)
@@ -131,7 +131,7 @@ def test_ctrl_c_and_a_second_sweep_in_the_folder(tmp_path: Path) -> None:
     assert f"in use by another sweep (process {process.pid}" in second.stderr
     assert len(second.stderr.strip().splitlines()) == 1
     assert process.returncode == 130, err
-    assert "Go on with the same command" in err
+    assert "Rerun the same command" in err
     assert "Traceback" not in err
     assert len(list(out.glob("cells/*/checkpoint.pt"))) == 4
     assert not (out / "sweep.lock").exists()
