@@ -26,12 +26,13 @@ from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, reason_of
 from fedglimpse.runs.experiment import Stopped, run_together
 from fedglimpse.runs.folder import writing
+from fedglimpse.runs.signals import stop_on_signals
 from fedglimpse.storage.checkpoint import COMING, NAME
 from fedglimpse.studies.sweep.failures import split_or_blame
 from fedglimpse.studies.sweep.folder import SweepFolder
 from fedglimpse.studies.sweep.plan import Cell
 from fedglimpse.studies.sweep.progress import SweepProgress
-from fedglimpse.studies.sweep.stop import RESERVE, Stop, on_signals
+from fedglimpse.studies.sweep.stop import RESERVE, Stop
 from fedglimpse.version import VERSION
 
 Files = Mapping[str, bytes]  # path within a run folder -> content
@@ -142,7 +143,7 @@ class Cluster:
         """Play packs until all are done or `stop` says so."""
         ray = join(self.address)
         try:
-            with on_signals(stop):  # Ray puts its own handlers in place when it is joined
+            with stop_on_signals(stop.request):  # joining Ray has installed other handlers
                 _Session(ray, self, folder, configs, stop, progress).play(packs)
         finally:
             ray.shutdown()

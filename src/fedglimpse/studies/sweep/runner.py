@@ -14,6 +14,7 @@ from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import FREE_TO_CHANGE, writing
 from fedglimpse.runs.preflight import Readiness
+from fedglimpse.runs.signals import stop_on_signals
 from fedglimpse.storage.lock import locked
 from fedglimpse.studies.sweep import local
 from fedglimpse.studies.sweep.folder import SweepFolder
@@ -21,7 +22,7 @@ from fedglimpse.studies.sweep.packs import begun_first, make_packs, wanted
 from fedglimpse.studies.sweep.plan import Cell, Plan, configs_of
 from fedglimpse.studies.sweep.progress import SweepProgress, Tally, Work
 from fedglimpse.studies.sweep.reuse import check_source, not_in, take_over
-from fedglimpse.studies.sweep.stop import Stop, on_signals
+from fedglimpse.studies.sweep.stop import Stop
 
 BYTES_OF_A_ROUND = 250  # of a finished cell, packed
 BYTES_OF_A_LANE = 32e6  # of a running cell: its records and two checkpoints, generously
@@ -103,7 +104,10 @@ def run_sweep(plan: Plan, out: Path, how: How | None = None, play: Play = local.
         for cell in cells if how.retry_failed else []:
             folder.forgive(cell)
         packs = begun_first(packs, lambda cell: folder.state(cell) == "begun")
-        with on_signals(stop), SweepProgress(_tally(folder, cells, configs), how.quiet) as progress:
+        with (
+            stop_on_signals(stop.request),
+            SweepProgress(_tally(folder, cells, configs), how.quiet) as progress,
+        ):
             play(folder, packs, configs, stop, progress)
     return Ended(
         done=sum(folder.state(cell) == "done" for cell in cells),

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
 
 from fedglimpse.errors import UserError
 
@@ -46,6 +42,10 @@ class Stop:
         """Seconds left of the budget; None without one."""
         return None if self._end is None else self._end - self._clock()
 
+    def request(self) -> None:
+        """Stop after the current round."""
+        self.asked = True
+
     def may_begin(self) -> bool:
         """True where another pack can be begun; it is taken as begun now."""
         self._begun, self._last = self._clock(), None
@@ -61,20 +61,3 @@ class Stop:
         self._last = now
         kept = 2 * self._longest_round + RESERVE
         return self.asked or (self.left is not None and self.left < kept)
-
-
-@contextmanager
-def on_signals(stop: Stop) -> Iterator[None]:
-    """Let Ctrl-C and a termination signal stop after the current round; a second one, at once."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.asked:
-            raise KeyboardInterrupt
-        stop.asked = True
-
-    before: dict[int, Any] = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
