@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fedglimpse.config.loading import parse_words
-from fedglimpse.env.arrays import Shape, info_of, observations, slots_of
+from fedglimpse.env.arrays import Shape, chosen_slots, info_of, observe
 from fedglimpse.env.settings import Settings, settings_of
 from fedglimpse.env.stepper import LaneStepper
 from fedglimpse.runs.build import Parts
@@ -43,14 +43,14 @@ class Lanes:
         self.stepper.look()
 
     def step(self, actions: np.ndarray) -> object:
-        """Play one round of every lane."""
+        """Run one round of every lane."""
         stepper = self.stepper
         chosen = [
-            slots_of(action, look, stepper.k, subset=False)
+            chosen_slots(action, look, stepper.k, subset=False)
             for action, look in zip(actions, stepper.looks, strict=True)
         ]
         steps = stepper.step(chosen)
-        return observations(stepper.looks, self.shape), [*map(info_of, stepper.looks, steps)]
+        return observe(stepper.looks, self.shape), [*map(info_of, stepper.looks, steps)]
 
 
 class Clock:

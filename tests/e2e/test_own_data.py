@@ -240,7 +240,7 @@ def test_subjects_are_clients_where_there_are_some(here: Path) -> None:
 
 def test_the_environment_takes_own_data(here: Path) -> None:
     pytest.importorskip("gymnasium")
-    from fedglimpse.env.single import ClientSelection
+    from fedglimpse.env import ClientSelection
 
     env = ClientSelection({**SMALL, "data.name": "own_data:table", "method": "fedavg-window"})
     env.reset(seed=3)

@@ -124,7 +124,7 @@ def test_a_panel_that_cannot_be_written_is_a_users_mistake(run: Path, tmp_path: 
     shutil.copytree(run, copy)
     (copy / "theory.json").unlink(missing_ok=True)
     (copy / "theory.json").mkdir()
-    with mistake():
+    with mistake("--out"):
         measure_run(copy, max_examples=10)
 
 

@@ -1,8 +1,11 @@
 """Client selection under partial visibility as a Gymnasium environment (extra `[gym]`).
 
 Importing this package registers `fedglimpse/ClientSelection-v0`, also by the name
-`gymnasium.make("fedglimpse.env:fedglimpse/ClientSelection-v0")`. `fedglimpse.env.stepper` works
-without gymnasium.
+`gymnasium.make("fedglimpse.env:fedglimpse/ClientSelection-v0")`. Begin with `single`, the
+environment; `vector` is many of them trained in one call, `wrappers` and `sb3` fit them to agents,
+`policies` drives them by the library's own selectors. All are built on `stepper`, which runs rounds
+of the simulator and, like `settings` and `arrays`, works without gymnasium. The room may import
+`runs`, `simulation`, `methods`, `agent` and what they stand on; nothing in the library imports it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 from fedglimpse.errors import UserError
 
 ID = "fedglimpse/ClientSelection-v0"
-_HOMES = {
+_MODULES = {  # public name -> module that defines it, imported at first use
     "ClientSelection": "single",
     "ClientSelectionVector": "vector",
     "FlatBox": "wrappers",
@@ -23,9 +26,15 @@ _HOMES = {
     "LanesForSB3": "sb3",
     "SelectorPolicy": "policies",
 }
-_PACKAGES = {"policies": (), "sb3": ("gymnasium", "stable_baselines3")}
+_PACKAGES = {  # module -> what has to be installed for it
+    "single": ("gymnasium",),
+    "vector": ("gymnasium",),
+    "wrappers": ("gymnasium",),
+    "sb3": ("gymnasium", "stable_baselines3"),
+    "policies": (),
+}
 
-__all__ = ["ID", "register", *_HOMES]
+__all__ = ["ID", "register", *_MODULES]
 
 
 def register() -> None:
@@ -41,15 +50,16 @@ def register() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedglimpse.env' has no attribute '{name}'")
-    for package in _PACKAGES.get(_HOMES[name], ("gymnasium",)):
+    module = _MODULES[name]
+    for package in _PACKAGES[module]:
         if importlib.util.find_spec(package) is None:
             raise UserError(
                 f"fedglimpse.env.{name} needs {package}, which is not installed: "
                 "pip install 'fedglimpse[gym]'."
             )
-    return getattr(importlib.import_module(f"fedglimpse.env.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"fedglimpse.env.{module}"), name)
 
 
 if importlib.util.find_spec("gymnasium") is not None:

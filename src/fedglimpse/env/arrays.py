@@ -1,4 +1,8 @@
-"""Between lanes and numbers: looks as padded arrays, actions as chosen slots."""
+"""What agents exchange with an environment, as numpy arrays: observations, actions and infos.
+
+A lane sees a `View` with as many rows as clients are visible; agents expect arrays of a fixed size.
+Visible clients fill the first slots of an observation, the other slots are zero.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,14 @@ from torch import Tensor
 
 from fedglimpse.agent.inputs import finite
 from fedglimpse.env.stepper import LaneStepper, Look, Step
-from fedglimpse.errors import UserError
+from fedglimpse.errors import require
 from fedglimpse.federation.visibility import MobileServer, Overlapping
 from fedglimpse.methods.base import top_slots
 from fedglimpse.types import View, Visibility
 
 Array = npt.NDArray[Any]
 Observation = dict[str, Array]
+FLAT_LIMIT = 10.0  # scaled values of a flat observation are clipped to this
 
 
 @dataclass(frozen=True)
@@ -39,19 +44,25 @@ class Shape:
     @staticmethod
     def of(stepper: LaneStepper) -> Shape:
         """Work out the sizes of a stepper's observations."""
-        config, dataset = stepper.settings.config, stepper.parts.dataset
+        config = stepper.settings.config
+        dataset = stepper.parts.dataset
         lane = stepper.world.lanes[0]
-        widths = {"sketch": config.sketch.size, "delta_sketch": config.sketch.size}
-        widths["label_histogram"] = dataset.num_classes
-        columns, at = {}, 0
+        widths = {
+            "sketch": config.sketch.size,
+            "delta_sketch": config.sketch.size,
+            "label_histogram": dataset.num_classes,
+        }
+        columns = {}
+        num_columns = 0
         for name in stepper.settings.reports:
-            columns[name] = slice(at, at + widths.get(name, 1))
-            at = columns[name].stop
+            width = widths.get(name, 1)
+            columns[name] = slice(num_columns, num_columns + width)
+            num_columns += width
         return Shape(
             clients=lane.population.num_clients,
             slots=most_visible(lane.visibility, lane.population.num_clients),
             columns=columns,
-            features=at,
+            features=num_columns,
             largest=len(dataset.y_train),
             history=config.agent.history + 1,
             sketch=config.sketch.size,
@@ -69,44 +80,102 @@ def most_visible(visibility: Visibility, num_clients: int) -> int:
     return num_clients
 
 
-def observations(looks: Sequence[Look], shape: Shape) -> Observation:
+def observe(looks: Sequence[Look], shape: Shape) -> Observation:
     """Return what R lanes see as padded arrays with R rows; see docs/environment.md."""
-    rows = len(looks)
-    arrays: Observation = {
-        "ids": np.zeros((rows, shape.slots), np.int64),
-        "sizes": np.zeros((rows, shape.slots), np.int64),
-        "mask": np.zeros((rows, shape.slots), np.int8),
-        "history": _finite(np.stack([look.history.numpy() for look in looks])),
-        "history_mask": np.stack([look.history_mask.numpy() for look in looks]).astype(np.int8),
+    num_lanes = len(looks)
+    history = np.stack([look.history.numpy() for look in looks])
+    history_mask = np.stack([look.history_mask.numpy() for look in looks])
+    observation: Observation = {
+        "ids": np.zeros((num_lanes, shape.slots), np.int64),
+        "sizes": np.zeros((num_lanes, shape.slots), np.int64),
+        "mask": np.zeros((num_lanes, shape.slots), np.int8),
+        "history": _finite(history),
+        "history_mask": history_mask.astype(np.int8),
     }
     if shape.features:
-        arrays["clients"] = np.zeros((rows, shape.slots, shape.features), np.float32)
+        size = (num_lanes, shape.slots, shape.features)
+        observation["clients"] = np.zeros(size, np.float32)
     if shape.histogram:
-        arrays["proxy_histogram"] = np.zeros((rows, shape.classes), np.float32)
-    for r, look in enumerate(looks):
+        observation["proxy_histogram"] = np.zeros((num_lanes, shape.classes), np.float32)
+    for lane, look in enumerate(looks):
         if look.view is not None:
-            _fill(arrays, r, look.view, shape)
+            _fill(observation, lane, look.view, shape)
     if shape.features:
-        arrays["clients"] = _finite(arrays["clients"])
-    return arrays
+        observation["clients"] = _finite(observation["clients"])
+    return observation
 
 
-def _fill(arrays: Observation, r: int, view: View, shape: Shape) -> None:
+def _fill(observation: Observation, lane: int, view: View, shape: Shape) -> None:
+    """Write what one lane sees into its row."""
     count = view.num_visible
-    arrays["ids"][r, :count] = view.ids.numpy()
-    arrays["sizes"][r, :count] = view.sizes.numpy()
-    arrays["mask"][r, :count] = 1
-    for name, place in shape.columns.items():
-        arrays["clients"][r, :count, place] = view.reports[name].numpy().reshape(count, -1)
+    observation["ids"][lane, :count] = view.ids.numpy()
+    observation["sizes"][lane, :count] = view.sizes.numpy()
+    observation["mask"][lane, :count] = 1
+    for name, columns in shape.columns.items():
+        report = view.reports[name].numpy()
+        observation["clients"][lane, :count, columns] = report.reshape(count, -1)
     if shape.histogram:
-        arrays["proxy_histogram"][r] = view.server["proxy_histogram"].numpy()
+        observation["proxy_histogram"][lane] = view.server["proxy_histogram"].numpy()
 
 
 def _finite(values: Array) -> Array:
     return finite(torch.from_numpy(values)).numpy()
 
 
-def slots_of(action: Array, look: Look, k: int, subset: bool) -> Tensor | None:
+def flat_size(shape: Shape) -> int:
+    """Return the length of a flat observation."""
+    per_client = shape.features + 3  # reports, id, size, mask
+    per_model = shape.sketch + 1  # sketch, mask
+    size = shape.slots * per_client + shape.history * per_model
+    return size + shape.classes if shape.histogram else size
+
+
+def flatten(observation: Observation, shape: Shape) -> Array:
+    """Turn observations with any leading dimensions into rows of scaled numbers `[..., n]`.
+
+    In this order: reports, standardised within the visible set; id / N; size / sum of visible
+    sizes; mask; history, divided by its root mean square; history mask; proxy histogram.
+    """
+    mask = observation["mask"].astype(np.float32)  # [..., S]
+    total_size = np.maximum(observation["sizes"].sum(-1, keepdims=True), 1)
+    blocks = [
+        mask * observation["ids"] / shape.clients,
+        observation["sizes"] / total_size,
+        mask,
+        _join_last_two(_scaled_history(observation, shape)),
+        observation["history_mask"],
+    ]
+    if shape.features:
+        reports = _standardise(observation["clients"], mask[..., None])
+        blocks.insert(0, _join_last_two(reports))
+    if shape.histogram:
+        blocks.append(observation["proxy_histogram"])
+    return np.concatenate([block.astype(np.float32) for block in blocks], axis=-1)
+
+
+def _scaled_history(observation: Observation, shape: Shape) -> Array:
+    """Divide the sketches `[..., H+1, D]` by the root mean square of those that exist."""
+    mask = observation["history_mask"][..., None].astype(np.float32)  # [..., H+1, 1]
+    sketches = observation["history"] * mask
+    count = np.maximum(mask.sum((-2, -1), keepdims=True) * shape.sketch, 1)
+    mean_square = np.square(sketches).sum((-2, -1), keepdims=True) / count
+    return np.clip(sketches / np.sqrt(mean_square + 1e-12), -FLAT_LIMIT, FLAT_LIMIT)
+
+
+def _standardise(rows: Array, mask: Array) -> Array:
+    """Z-score columns of `[..., S, F]` over the visible slots; others are 0."""
+    count = np.maximum(mask.sum(-2, keepdims=True), 1)
+    mean = (rows * mask).sum(-2, keepdims=True) / count
+    centred = (rows - mean) * mask
+    std = np.sqrt(np.square(centred).sum(-2, keepdims=True) / count)
+    return np.clip(centred / (std + 1e-8), -FLAT_LIMIT, FLAT_LIMIT)
+
+
+def _join_last_two(values: Array) -> Array:
+    return values.reshape(*values.shape[:-2], -1)
+
+
+def chosen_slots(action: Array, look: Look, k: int, subset: bool) -> Tensor | None:
     """Turn an action `[S]` into at most `k` slots; None where nobody is visible.
 
     Scores: the `k` best visible slots, best first. A subset: its visible members; of too many,
@@ -117,30 +186,34 @@ def slots_of(action: Array, look: Look, k: int, subset: bool) -> Tensor | None:
         return None
     visible = look.view.num_visible
     scores = np.asarray(action)[:visible].astype(np.float64)
-    if len(scores) < visible:
-        raise UserError(
-            f"The action has {len(scores)} entries, but {visible} clients are "
-            "visible: give one entry for each slot."
-        )
-    if np.isnan(scores).any():
-        raise UserError("The action holds NaN for a visible slot: give it a number.")
+    require(
+        len(scores) == visible,
+        f"The action has {len(scores)} entries, but {visible} clients are visible: give one entry "
+        "for each slot.",
+    )
+    require(
+        not np.isnan(scores).any(), "The action holds NaN for a visible slot: give it a number."
+    )
     return top_slots(torch.from_numpy(scores > 0 if subset else scores), k, look.view.rng)
 
 
 def info_of(look: Look, step: Step | None) -> dict[str, Any]:
-    """Return what goes along with an observation; `step` is the round that led to it."""
+    """Return the info that goes with an observation.
+
+    Args:
+        look: what is observed.
+        step: the round that led to it; None at the start of an episode.
+    """
     info: dict[str, Any] = {"seed": look.seed, "round": look.round_num}
     if step is None:
         return info
     outcome = step.outcome
-    classes = len(step.reward_per_class)
-    info |= {
-        "record": step.record,
-        "played": outcome is not None,
-        "score": 0.0 if outcome is None else outcome.score,
-        "per_class": np.zeros(classes, np.float32),
-        "reward_per_class": step.reward_per_class.numpy().copy(),
-    }
+    info["record"] = step.record
+    info["played"] = outcome is not None
+    info["score"] = 0.0
+    info["per_class"] = np.zeros(len(step.reward_per_class), np.float32)
+    info["reward_per_class"] = step.reward_per_class.numpy().copy()
     if outcome is not None:
+        info["score"] = outcome.score
         info["per_class"] = outcome.per_class.numpy().copy()
     return info

@@ -14,6 +14,8 @@ from fedglimpse.env.settings import Settings
 from fedglimpse.errors import UserError
 from fedglimpse.types import Choice, Outcome, Selector, View
 
+ALWAYS_SHOWN = frozenset({"global_sketch", "reward"})  # in every observation and every info
+
 
 class SelectorPolicy:
     """Drives a `ClientSelection` with actions of form "scores" by a selector.
@@ -26,19 +28,22 @@ class SelectorPolicy:
         """Keep a selector.
 
         Args:
-            selector: whose needs the environment reports.
+            selector: its needs have to be among what the environment reports.
             settings: of the environment, `env.unwrapped.stepper.settings`.
             shape: of its observations, `env.unwrapped.shape`.
         """
-        missing = selector.needs - settings.needs - {"global_sketch", "reward"}
+        missing = selector.needs - settings.needs - ALWAYS_SHOWN
         if missing or selector.learns_from:
             names = ", ".join(sorted(missing | selector.learns_from))
             raise UserError(
                 f"{type(selector).__name__} needs {names}, which the environment does not show: "
-                "give its reports these names, or take another selector."
+                "give its reports these names, or take another selector.",
+                key="reports",
             )
-        self.selector, self.shape, self.k = selector, shape, settings.config.selection.k
-        self.choice: Choice | None = None
+        self.selector = selector
+        self.shape = shape
+        self.k = settings.config.selection.k
+        self.choice: Choice | None = None  # of the last `act`; None where nobody was visible
 
     def act(self, observation: Observation, info: Mapping[str, Any]) -> Array:
         """Return scores `[S]` whose best are the selector's choice, in its order."""
@@ -57,19 +62,20 @@ class SelectorPolicy:
         return scores
 
     def learn(self, info: Mapping[str, Any]) -> Mapping[str, float]:
-        """Give the selector its feedback on the last step; returns what it wants recorded."""
+        """Give the selector its feedback on the last step; returns what it adds to the record."""
         if not info["played"]:
             return {}
         return self.selector.feedback(outcome_of(info)) or {}
 
 
 def view_of(observation: Observation, info: Mapping[str, Any], shape: Shape) -> View:
-    """Rebuild the view that an observation was made of; without visible clients, an empty one."""
+    """Rebuild the view behind an observation; without visible clients, an empty one."""
     count = int(observation["mask"].sum())
     reports = {}
-    for name, place in shape.columns.items():
-        rows = torch.from_numpy(observation["clients"][:count, place].copy())
-        reports[name] = rows[:, 0] if place.stop - place.start == 1 else rows
+    for name, columns in shape.columns.items():
+        rows = torch.from_numpy(observation["clients"][:count, columns].copy())
+        has_one_column = columns.stop - columns.start == 1
+        reports[name] = rows[:, 0] if has_one_column else rows
     server = {"global_sketch": torch.from_numpy(observation["history"][-1].copy())}
     if shape.histogram:
         server["proxy_histogram"] = torch.from_numpy(observation["proxy_histogram"].copy())
@@ -84,7 +90,7 @@ def view_of(observation: Observation, info: Mapping[str, Any], shape: Shape) -> 
 
 
 def outcome_of(info: Mapping[str, Any]) -> Outcome:
-    """Rebuild what came of a round from the info of its step."""
+    """Rebuild the result of a round from the info of its step."""
     record = info["record"]
     return Outcome(
         round_num=record["round"],

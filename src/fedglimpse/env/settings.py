@@ -1,4 +1,4 @@
-"""What an environment is made of: the configuration of a run, and the few things a run lacks."""
+"""The arguments of an environment, checked: the configuration of a run and a few things besides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from fedglimpse.config.loading import resolve
 from fedglimpse.config.schema import Config
-from fedglimpse.errors import UserError, nearest
+from fedglimpse.errors import nearest, require
 from fedglimpse.federation import reports as catalogue
 
 EPISODE_PARTS = ("partition", "visibility", "model")  # what a new seed can change
@@ -22,9 +22,7 @@ class Settings:
     """A checked description of an environment."""
 
     config: Config
-    needs: frozenset[
-        str
-    ]  # of `reports.CATALOGUE`: what clients and server report before the choice
+    needs: frozenset[str]  # what clients and server report before the choice: catalogue names
     target: float | None  # an episode ends when this accuracy is reached
     target_on: str  # test: accuracy on the test set; proxy: the unsmoothed reward metric
     vary: frozenset[str]  # of EPISODE_PARTS: what a new seed changes
@@ -32,7 +30,11 @@ class Settings:
     @property
     def reports(self) -> tuple[str, ...]:
         """Names of what each visible client reports, in the order of the columns."""
-        return tuple(sorted(n for n in self.needs if catalogue.CATALOGUE[n].phase != "server"))
+        of_clients = []
+        for name in sorted(self.needs):
+            if catalogue.CATALOGUE[name].phase != "server":
+                of_clients.append(name)
+        return tuple(of_clients)
 
 
 def settings_of(
@@ -42,7 +44,7 @@ def settings_of(
     target_on: str = "test",
     vary: Collection[str] = EPISODE_PARTS,
 ) -> Settings:
-    """Check what a user asked for.
+    """Check the arguments of an environment.
 
     Args:
         config: a `Config`, or a mapping of dotted keys, as for `fedglimpse.run`.
@@ -59,21 +61,27 @@ def settings_of(
     needs = config.agent.needs if reports is None else frozenset(reports)
     catalogue.check(needs)
     catalogue.check_permission("The environment", needs, config.options)
-    for name in sorted(needs & set(UNBOUNDED)):
-        raise UserError(
+    for name in UNBOUNDED:
+        require(
+            name not in needs,
             f"reports={name} has no fixed width, so that it cannot be an observation: use sketch, "
-            "delta_sketch, or reports of one number for each client."
+            "delta_sketch, or reports of one number for each client.",
+            key="reports",
         )
-    if target is not None and not (math.isfinite(target) and 0 < target <= 1):
-        raise UserError(f"target={target} is not an accuracy: use a number in (0, 1], such as 0.8.")
-    _check_word("target_on", target_on, TARGETS)
+    require(
+        target is None or (math.isfinite(target) and 0 < target <= 1),
+        f"target={target} is not an accuracy: use a number in (0, 1], such as 0.8.",
+        key="target",
+    )
+    check_option("target_on", target_on, TARGETS)
     for name in vary:
-        _check_word("vary", name, EPISODE_PARTS)
+        check_option("vary", name, EPISODE_PARTS)
     return Settings(config, needs, target, target_on, frozenset(vary))
 
 
-def _check_word(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(
-            f"{key}={value!r} is unknown.{nearest(str(value), known)} Use {', '.join(known)}."
-        )
+def check_option(key: str, value: str, options: tuple[str, ...]) -> None:
+    """Raise UserError unless `value` is one of `options`."""
+    hint = nearest(str(value), options)
+    require(
+        value in options, f"{key}={value!r} is unknown.{hint} Use {', '.join(options)}.", key=key
+    )

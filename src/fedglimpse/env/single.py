@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium as gym
 
 from fedglimpse.config.schema import Config
-from fedglimpse.env.arrays import Array, Observation, Shape, info_of, observations, slots_of
-from fedglimpse.env.episodes import Episodes
+from fedglimpse.env.arrays import Array, Observation, Shape, chosen_slots, info_of, observe
+from fedglimpse.env.episodes import EpisodeSeeds
 from fedglimpse.env.settings import EPISODE_PARTS, settings_of
 from fedglimpse.env.spaces import action_space, observation_space, reward_space
 from fedglimpse.env.stepper import LaneStepper
@@ -49,11 +49,13 @@ class ClientSelection(gym.Env[Observation, Array]):
         settings = settings_of(config or {}, reports, target, target_on, vary)
         self.stepper = LaneStepper(settings, 1)
         self.shape = Shape.of(self.stepper)
-        self.action, self.reward, self.render_mode = action, reward, render_mode
+        self.action = action
+        self.reward = reward
+        self.render_mode = render_mode
         self.observation_space = observation_space(self.shape)
         self.action_space = action_space(action, self.shape)
         self.reward_space = reward_space(reward, self.shape)
-        self._episodes = Episodes(settings.config.seeds[0])
+        self._seeds = EpisodeSeeds(settings.config.seeds[0])
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -61,24 +63,24 @@ class ClientSelection(gym.Env[Observation, Array]):
         """Begin an episode: with `seed`, the federation of `fedglimpse run seeds=[seed]`.
 
         Without a seed, the first episode is that of the first of `seeds`, and later ones follow
-        from the last seed given. There are no options.
+        from the last explicit seed. There are no options.
         """
         super().reset(seed=seed)
-        self.stepper.restart({0: self._episodes.begin(seed)})
+        self.stepper.restart({0: self._seeds.next(seed)})
         look = self.stepper.look()[0]
         return self._observation(), info_of(look, None)
 
     def step(self, action: Array) -> tuple[Observation, Any, bool, bool, dict[str, Any]]:
-        """Play one round."""
+        """Run one round."""
         looks = self.stepper.looks or self.stepper.look()
-        chosen = slots_of(action, looks[0], self.stepper.k, self.action == "subset")
-        done = self.stepper.step([chosen])[0]
-        look = self.stepper.looks[0]
-        reward: Any = done.reward
+        slots = chosen_slots(action, looks[0], self.stepper.k, self.action == "subset")
+        step = self.stepper.step([slots])[0]
+        reward: Any = step.reward
         if self.reward == "per_class":
-            reward = done.reward_per_class.numpy().copy()
-        return self._observation(), reward, done.terminated, done.truncated, info_of(look, done)
+            reward = step.reward_per_class.numpy().copy()
+        info = info_of(self.stepper.looks[0], step)
+        return self._observation(), reward, step.terminated, step.truncated, info
 
     def _observation(self) -> Observation:
-        batch = observations(self.stepper.looks, self.shape)
-        return {name: values[0] for name, values in batch.items()}
+        lanes = observe(self.stepper.looks, self.shape)
+        return {name: values[0] for name, values in lanes.items()}

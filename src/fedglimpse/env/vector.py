@@ -10,16 +10,18 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from fedglimpse.config.schema import Config
-from fedglimpse.env.arrays import Array, Observation, Shape, info_of, observations, slots_of
-from fedglimpse.env.episodes import Episodes
+from fedglimpse.env.arrays import Array, Observation, Shape, chosen_slots, info_of, observe
+from fedglimpse.env.episodes import EpisodeSeeds
 from fedglimpse.env.settings import EPISODE_PARTS, settings_of
 from fedglimpse.env.spaces import action_space, observation_space, reward_space
 from fedglimpse.env.stepper import LaneStepper, Step
 from fedglimpse.errors import UserError
 
+OBJECTS = ("record", "final_info")  # infos that stay dictionaries, one for each lane
+
 
 class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
-    """`ClientSelection` side by side; sub-environments are lanes, and lanes end and begin alone."""
+    """`ClientSelection` side by side; each lane is one federation with episodes of its own."""
 
     def __init__(
         self,
@@ -44,22 +46,25 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
             target: accuracy at which an episode is terminated; None: never.
             target_on: "test" or "proxy".
             vary: what a new seed changes.
-            autoreset_mode: when a lane that is over starts again; gymnasium's three modes.
+            autoreset_mode: when a lane whose episode has ended restarts; gymnasium's three modes.
         """
         settings = settings_of(config or {}, reports, target, target_on, vary)
         self.mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": [], "autoreset_mode": self.mode}
-        self.stepper, self.num_envs = LaneStepper(settings, num_envs), num_envs
+        self.num_envs = num_envs
+        self.stepper = LaneStepper(settings, num_envs)
         self.shape = Shape.of(self.stepper)
-        self.action, self.reward, self.render_mode = action, reward, None
+        self.action = action
+        self.reward = reward
+        self.render_mode = None
         self.single_observation_space = observation_space(self.shape)
         self.single_action_space = action_space(action, self.shape)
         self.reward_space = reward_space(reward, self.shape)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         first = settings.config.seeds[0]
-        self._episodes = [Episodes(first + r) for r in range(num_envs)]
-        self._over = np.zeros(num_envs, bool)  # lanes whose episode has ended
+        self._seeds = [EpisodeSeeds(first + lane) for lane in range(num_envs)]
+        self._done = np.zeros(num_envs, bool)  # lanes whose episode has ended
 
     def reset(
         self,
@@ -74,94 +79,115 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
             options: `reset_mask`, an array of booleans.
         """
         super().reset(seed=seed if isinstance(seed, int) else None)
-        seeds = _seeds(seed, self.num_envs)
+        seeds = _seed_of_each_lane(seed, self.num_envs)
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
-        self._restart([r for r in range(self.num_envs) if mask[r]], seeds)
+        lanes = [lane for lane in range(self.num_envs) if mask[lane]]
+        self._restart(lanes, seeds)
         looks = self.stepper.look()
         infos: dict[str, Any] = {}
-        for r in range(self.num_envs):
-            if mask[r]:
-                infos = self._add(infos, info_of(looks[r], None), r)
-        return observations(looks, self.shape), infos
+        for lane in lanes:
+            infos = self._add_lane_info(infos, info_of(looks[lane], None), lane)
+        return observe(looks, self.shape), infos
 
     def step(self, actions: Array) -> tuple[Observation, Array, Array, Array, dict[str, Any]]:
-        """Play one round of every lane; a lane that is over starts again as the mode says."""
-        before = self._over.nonzero()[0].tolist()  # these start again instead of playing
-        if before and self.mode is AutoresetMode.DISABLED:
-            raise UserError(f"Lanes {before} are over: reset them with options['reset_mask'].")
-        looks = self.stepper.looks or self.stepper.look()
-        chosen = [
-            None if r in before else slots_of(actions[r], look, self.stepper.k, self._subset)
-            for r, look in enumerate(looks)
-        ]
-        steps = self.stepper.step(chosen, {r: self._episodes[r].begin(None) for r in before})
-        looks = self.stepper.looks
-        playing = [r for r in range(self.num_envs) if r not in before]
-        terminated, truncated = (np.zeros(self.num_envs, bool) for _ in range(2))
-        terminated[playing] = [steps[r].terminated for r in playing]
-        truncated[playing] = [steps[r].truncated for r in playing]
-        self._over = terminated | truncated
+        """Run one round of every lane; a lane whose episode has ended restarts as the mode says."""
+        restarting = _lanes_where(self._done)  # these begin an episode instead of a round
+        if restarting and self.mode is AutoresetMode.DISABLED:
+            raise UserError(
+                f"The episodes of lanes {restarting} have ended: reset them with "
+                "options['reset_mask'].",
+                key="reset_mask",
+            )
+        slots = []
+        for lane, look in enumerate(self.stepper.looks or self.stepper.look()):
+            chosen = None
+            if lane not in restarting:
+                chosen = chosen_slots(actions[lane], look, self.stepper.k, self.action == "subset")
+            slots.append(chosen)
+        new_seeds = {lane: self._seeds[lane].next() for lane in restarting}
+        steps: list[Step | None] = list(self.stepper.step(slots, new_seeds))
+        for lane in restarting:
+            steps[lane] = None
+        terminated = np.array([step is not None and step.terminated for step in steps])
+        truncated = np.array([step is not None and step.truncated for step in steps])
+        self._done = terminated | truncated
+        if self.mode is AutoresetMode.SAME_STEP and self._done.any():
+            infos = self._restart_in_same_step(steps)
+        else:
+            infos = self._infos(steps)
+        observation = observe(self.stepper.looks, self.shape)
+        return observation, self._rewards(steps), terminated, truncated, infos
+
+    def _restart(self, lanes: Sequence[int], seeds: Sequence[int | None]) -> None:
+        new_seeds = {lane: self._seeds[lane].next(seeds[lane]) for lane in lanes}
+        self.stepper.restart(new_seeds)
+        self._done[list(lanes)] = False
+
+    def _infos(self, steps: Sequence[Step | None]) -> dict[str, Any]:
+        """Return the infos of all lanes; None stands for a lane that has just restarted."""
         infos: dict[str, Any] = {}
-        for r in range(self.num_envs):
-            infos = self._add(infos, info_of(looks[r], None if r in before else steps[r]), r)
-        if self.mode is AutoresetMode.SAME_STEP and self._over.any():
-            infos = self._begin_again(steps)
-        seen = observations(self.stepper.looks, self.shape)
-        return seen, self._rewards(steps, playing), terminated, truncated, infos
+        for lane, look in enumerate(self.stepper.looks):
+            infos = self._add_lane_info(infos, info_of(look, steps[lane]), lane)
+        return infos
 
-    @property
-    def _subset(self) -> bool:
-        return self.action == "subset"
-
-    def _begin_again(self, steps: Sequence[Step]) -> dict[str, Any]:
-        """Restart the lanes that have just ended, and keep what they saw last in the infos."""
-        last = observations(self.stepper.looks, self.shape)
-        before, over = self.stepper.looks, self._over.nonzero()[0].tolist()
-        self._restart(over)
+    def _restart_in_same_step(self, steps: Sequence[Step | None]) -> dict[str, Any]:
+        """Restart the lanes that have just ended, and put what they saw last into the infos."""
+        last_observation = observe(self.stepper.looks, self.shape)
+        last_infos = [info_of(*pair) for pair in zip(self.stepper.looks, steps, strict=True)]
+        ended = _lanes_where(self._done)
+        self._restart(ended, [None] * self.num_envs)
         looks = self.stepper.look()
         infos: dict[str, Any] = {}
-        for r in range(self.num_envs):
-            info = info_of(before[r], steps[r])
-            if r in over:
-                final = {name: values[r].copy() for name, values in last.items()}
-                infos = self._add(infos, {"final_obs": final, "final_info": info}, r)
-                info = info_of(looks[r], None)
-            infos = self._add(infos, info, r)
+        for lane, info in enumerate(last_infos):
+            if lane in ended:
+                final = {name: values[lane].copy() for name, values in last_observation.items()}
+                of_episode = {"final_obs": final, "final_info": info}
+                infos = self._add_lane_info(infos, of_episode, lane)
+                info = info_of(looks[lane], None)
+            infos = self._add_lane_info(infos, info, lane)
         return infos
 
-    def _restart(self, lanes: Sequence[int], seeds: Sequence[int | None] | None = None) -> None:
-        given = seeds or [None] * self.num_envs
-        self.stepper.restart({r: self._episodes[r].begin(given[r]) for r in lanes})
-        self._over[list(lanes)] = False
-
-    def _rewards(self, steps: Sequence[Step], playing: Sequence[int]) -> Array:
-        """Return the rewards `[R]`, or `[R, C]`; 0 for lanes that started again."""
-        if self.reward == "per_class":
-            each = [step.reward_per_class.numpy() for step in steps]
-        else:
-            each = [np.array(step.reward) for step in steps]
-        rewards = np.stack(each)
-        rewards[[r for r in range(self.num_envs) if r not in playing]] = 0
+    def _rewards(self, steps: Sequence[Step | None]) -> Array:
+        """Return the rewards `[R]`, or `[R, C]`; 0 for lanes that have just restarted."""
+        per_class = self.reward == "per_class"
+        size = (self.num_envs, self.shape.classes) if per_class else (self.num_envs,)
+        rewards = np.zeros(size, np.float32 if per_class else np.float64)
+        for lane, step in enumerate(steps):
+            if step is not None:
+                rewards[lane] = step.reward_per_class.numpy() if per_class else step.reward
         return rewards
 
-    def _add(self, infos: dict[str, Any], info: Mapping[str, Any], r: int) -> dict[str, Any]:
-        """Add one lane's info; records and last infos stay dictionaries, one for each lane."""
-        plain = {k: v for k, v in info.items() if k not in ("record", "final_info")}
-        infos = self._add_info(infos, plain, r)
-        for name in ("record", "final_info"):
+    def _add_lane_info(
+        self, infos: dict[str, Any], info: Mapping[str, Any], lane: int
+    ) -> dict[str, Any]:
+        """Add one lane's info as gymnasium does, but leave dictionaries as they are.
+
+        Gymnasium would turn them into nested arrays, with one entry for each lane.
+        """
+        plain = {name: value for name, value in info.items() if name not in OBJECTS}
+        infos = self._add_info(infos, plain, lane)
+        for name in OBJECTS:
             if name in info:
-                empty = np.full(self.num_envs, None, dtype=object)
-                infos.setdefault(name, empty)[r] = info[name]
-                infos.setdefault(f"_{name}", np.zeros(self.num_envs, bool))[r] = True
+                if name not in infos:
+                    infos[name] = np.full(self.num_envs, None, dtype=object)
+                    infos[f"_{name}"] = np.zeros(self.num_envs, bool)
+                infos[name][lane] = info[name]
+                infos[f"_{name}"][lane] = True
         return infos
 
 
-def _seeds(seed: int | Sequence[int | None] | None, count: int) -> list[int | None]:
+def _lanes_where(mask: Array) -> list[int]:
+    return mask.nonzero()[0].tolist()
+
+
+def _seed_of_each_lane(seed: int | Sequence[int | None] | None, count: int) -> list[int | None]:
     """Return one seed for each lane, as gymnasium's vector environments read `seed`."""
     if seed is None:
         return [None] * count
     if isinstance(seed, int | np.integer):
-        return [int(seed) + r for r in range(count)]
+        return [int(seed) + lane for lane in range(count)]
     if len(seed) != count:
-        raise UserError(f"seed has {len(seed)} entries for {count} lanes: give one for each.")
+        raise UserError(
+            f"seed has {len(seed)} entries for {count} lanes: give one for each.", key="seed"
+        )
     return list(seed)
