@@ -22,8 +22,8 @@ ALLOWED = {
     "fields": {"errors"},
     "storage": {"errors", "version"},
     "agent": {"errors", "fields", "rng", "types"},
-    "federation": {"errors", "plugins", "rng", "types"},
-    # `agent.*` and `data.*` are declared in their own rooms
+    "federation": {"errors", "fields", "plugins", "rng", "types"},
+    # `agent.*`, `data.*` and `visibility.*` are declared in their own rooms
     "config": {"agent", "data", "errors", "federation", "fields"},
     "data": {"errors", "fields", "plugins", "rng", "storage"},
     "simulation": {"config", "data", "errors", "federation", "rng", "types"},

@@ -53,6 +53,7 @@ def test_every_setting_has_a_meaning_and_a_line() -> None:
     [
         ("## Your own data and model", "python", "my_data.py", "blobs"),
         ("### Traces", "", "sessions.csv", "traced"),
+        ("### Your own pattern", "python", "my_visibility.py", "shifts"),
     ],
 )
 def test_what_the_page_of_data_shows_runs(

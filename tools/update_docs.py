@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.federation.reports import CATALOGUE, Need, Sizes
+from fedglimpse.federation.visibility import PATTERNS
 from method_pages import comparison, with_figures
 from settings_table import settings_table
 
@@ -40,6 +41,14 @@ def partitions_table() -> str:
     for name, kind in PARTITIONS.items():
         settings = ", ".join(f"`data.{setting}`" for setting in kind.settings)
         lines.append(f"| `{name}` | {kind.meaning} | {settings} |")
+    return "\n".join(lines)
+
+
+def visibility_table() -> str:
+    """Every visibility pattern."""
+    lines = ["| `visibility.kind` | who is visible in a round |", "|---|---|"]
+    for name, pattern in PATTERNS.items():
+        lines.append(f"| `{name}` | {pattern.meaning} |")
     return "\n".join(lines)
 
 
@@ -159,6 +168,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "population": ("docs/simulator.md", population_table),
     "environment": ("docs/environment.md", environment_table),
     "peers": ("docs/simulator.md", peers_table),
+    "visibility": ("docs/data.md", visibility_table),
     "needs": ("docs/add-a-method.md", needs_table),
     "settings": ("docs/settings.md", settings_table),
     "partitions": ("docs/data.md", partitions_table),

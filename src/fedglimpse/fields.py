@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class Allowed:
     """
 
     meaning: str
-    choices: Sequence[str] = ()
+    choices: Collection[str] = ()
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
@@ -92,7 +92,7 @@ def setting(
     default: Any,
     meaning: str,
     *,
-    choices: Sequence[str] = (),
+    choices: Collection[str] = (),
     at_least: float | None = None,
     at_most: float | None = None,
     above: float | None = None,

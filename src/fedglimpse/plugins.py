@@ -29,7 +29,8 @@ class Code(NamedTuple):
     sha256: str
 
 
-KEYS = ("method", "model.name", "data.name", "data.partition")  # settings that can name a plug-in
+# Settings that can name a plug-in.
+KEYS = ("method", "model.name", "data.name", "data.partition", "visibility.kind")
 OWN_CODE = "own_code"  # entry of environment.json
 FAILED_CODE = "own_code_that_failed"  # likewise, of code that was fixed later
 

@@ -23,6 +23,7 @@ MISTAKES = [  # what the user typed, and what the sentence must name
     ("run method=fedavgg", "fedavgg"),
     ("run method=no_such_module:build", "method=no_such_module:build"),
     ("run model.name=no_such_module:net", "model.name=no_such_module:net"),
+    ("run visibility.kind=no_such_module:p", "visibility.kind=no_such_module:p"),
     ("run data.name=mnist", "mnist"),
     ("run selection.k=0", "selection.k=0"),
     ("run selection.k=1000", "selection.k=1000"),

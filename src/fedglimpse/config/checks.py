@@ -11,7 +11,7 @@ import torch
 from fedglimpse.config.schema import Config
 from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.errors import require
-from fedglimpse.federation.visibility import Overlapping
+from fedglimpse.federation import visibility
 from fedglimpse.fields import check_fields
 
 
@@ -26,15 +26,7 @@ def check(config: Config) -> None:
         "leave it out, or use local.optimizer=sgd.",
         key="local.momentum",
     )
-    visibility = config.visibility
-    files = {"trace": visibility.trace, "trace_devices": visibility.trace_devices}
-    for name, file in files.items():
-        require(
-            not file or visibility.kind == "trace",
-            f"visibility.{name}={file} has no effect with visibility.kind={visibility.kind}: add "
-            "visibility.kind=trace, or leave it out.",
-            key=f"visibility.{name}",
-        )
+    visibility.check_files(config.visibility)
     kind = PARTITIONS.get(config.data.partition)
     require(
         config.data.clients > 0 or (kind is not None and kind.by_subject),
@@ -65,23 +57,7 @@ def check_counts(config: Config, num_clients: int) -> None:
         f"at most {num_clients}.",
         key="selection.k",
     )
-    clustered = config.visibility.kind in ("mobile", "cyclic", "overlapping")
-    require(
-        not clustered or config.visibility.cluster_size <= num_clients,
-        f"visibility.cluster_size={config.visibility.cluster_size} is more than the {num_clients} "
-        f"clients there are: use at most {num_clients}.",
-        key="visibility.cluster_size",
-    )
-    most = num_clients
-    if clustered:
-        overlap = config.visibility.overlap if config.visibility.kind == "overlapping" else 0
-        most = Overlapping(num_clients, config.visibility.cluster_size, overlap).largest
-    require(
-        config.visibility.min_visible <= most,
-        f"visibility.min_visible={config.visibility.min_visible} can never be met, since at most "
-        f"{most} clients are visible: use at most {most}.",
-        key="visibility.min_visible",
-    )
+    visibility.check_sizes(config.visibility, num_clients)
 
 
 def pick_device(name: str) -> torch.device:

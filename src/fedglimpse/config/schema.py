@@ -17,6 +17,7 @@ from typing import Any
 from fedglimpse.agent.config import AgentConfig
 from fedglimpse.config.presets import PRESETS
 from fedglimpse.data.config import DataConfig
+from fedglimpse.federation.visibility import VisibilityConfig
 from fedglimpse.fields import setting
 
 
@@ -31,46 +32,6 @@ class ModelConfig:
         "batch",
         "normalisation layers: BatchNorm or GroupNorm; own models have their own",
         choices=("batch", "group"),
-    )
-
-
-@dataclass(frozen=True)
-class VisibilityConfig:
-    """`visibility.*`: who can be seen in a round."""
-
-    kind: str = setting(
-        "mobile",
-        "the pattern of who is visible when, see docs/data.md",
-        choices=("mobile", "cyclic", "overlapping", "random", "markov", "trace", "full"),
-    )
-    cluster_size: int = setting(
-        10, "of mobile, cyclic and overlapping: clients at one place", at_least=1
-    )
-    overlap: int = setting(
-        2, "of overlapping: clients that neighbouring clusters share", at_least=0
-    )
-    p: float = setting(
-        0.1, "of random: probability of a client to be visible in a round", above=0, at_most=1
-    )
-    p_on: float = setting(
-        0.05,
-        "of markov: probability that a sleeping client wakes up in a round",
-        above=0,
-        at_most=1,
-    )
-    p_off: float = setting(
-        0.45,
-        "of markov: probability that a client awake falls asleep in a round",
-        at_least=0,
-        at_most=1,
-    )
-    trace: str = setting("", "of trace: csv of device,ready_start_s,ready_end_s")
-    trace_devices: str = setting(
-        "", "of trace: csv of device,trace_start_s,trace_end_s, if there is one"
-    )
-    round_seconds: float = setting(600.0, "of trace: seconds of a round", above=0)
-    min_visible: int = setting(
-        1, "rounds with fewer visible clients pass without training", at_least=1
     )
 
 

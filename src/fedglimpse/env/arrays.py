@@ -18,9 +18,9 @@ from torch import Tensor
 from fedglimpse.agent.inputs import finite
 from fedglimpse.env.stepper import LaneStepper, Look, Step
 from fedglimpse.errors import require
-from fedglimpse.federation.visibility import MobileServer, Overlapping
+from fedglimpse.federation.visibility import most_visible
 from fedglimpse.methods.base import top_slots
-from fedglimpse.types import View, Visibility
+from fedglimpse.types import View
 
 Array = npt.NDArray[Any]
 Observation = dict[str, Array]
@@ -69,15 +69,6 @@ class Shape:
             classes=dataset.num_classes,
             histogram="proxy_histogram" in stepper.settings.needs,
         )
-
-
-def most_visible(visibility: Visibility, num_clients: int) -> int:
-    """Return the most clients a pattern can show in one round."""
-    if isinstance(visibility, MobileServer):
-        visibility = visibility.places
-    if isinstance(visibility, Overlapping):
-        return max(len(visibility.cluster(0, i)) for i in range(visibility.num_clusters))
-    return num_clients
 
 
 def observe(looks: Sequence[Look], shape: Shape) -> Observation:

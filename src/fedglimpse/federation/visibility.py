@@ -1,46 +1,37 @@
-"""Who the server can see in a round: one small frozen class for every kind of visibility.
+"""Who the server can see in a round.
 
-All satisfy `types.Visibility`: `visible(seed, round_num)` depends on nothing else, so lanes and
-resumed runs agree. What an instance remembers between calls only saves time. Rounds count from 0.
-Real traces are in `federation/traces.py`.
+A pattern is a small object with `visible(seed, round_num)`. Its answer depends on nothing else, so
+lanes agree with runs on their own and resumed runs with uninterrupted ones; what an object
+remembers between calls only saves time. Rounds count from 0.
+
+To add a pattern: write its class here and one line in `PATTERNS`; a new setting is a field of
+`VisibilityConfig`. Patterns from recorded devices are in `traces.py`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedglimpse import rng
-from fedglimpse.errors import UserError, nearest
-from fedglimpse.federation.traces import Trace
+from fedglimpse.errors import UserError, nearest, require
+from fedglimpse.federation.traces import DeviceTrace
+from fedglimpse.fields import setting
+from fedglimpse.plugins import load_callable
 from fedglimpse.types import Visibility
-
-KINDS = ("mobile", "cyclic", "overlapping", "random", "markov", "trace", "full")
-
-
-def _check_clients(num_clients: int) -> None:
-    if num_clients < 1:
-        raise UserError(f"A federation of {num_clients} clients is empty; use at least 1.")
-
-
-def _check_rate(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise UserError(f"visibility.{name}={value} is not a probability in (0, 1]; try 0.1.")
 
 
 @dataclass(frozen=True)
 class Full:
-    """Everybody is visible in every round: classical federated learning."""
+    """Every client is visible in every round: classical federated learning."""
 
     num_clients: int
-
-    def __post_init__(self) -> None:
-        _check_clients(self.num_clients)
 
     def visible(self, seed: int, round_num: int) -> Tensor:
         """Return all ids."""
@@ -48,8 +39,8 @@ class Full:
 
 
 @dataclass(frozen=True)
-class Overlapping:
-    """Places on a ring of clients; neighbouring places share `overlap` clients.
+class OverlappingClusters:
+    """Clusters on a ring of clients; neighbouring clusters share `overlap` clients.
 
     Clients stand on a ring in a random order that is fixed for a run. The ring is cut into
     round(N / (cluster_size - overlap)) arcs whose lengths differ by at most one, and a cluster is
@@ -67,54 +58,57 @@ class Overlapping:
     )
 
     def __post_init__(self) -> None:
-        _check_clients(self.num_clients)
-        if not 1 <= self.cluster_size <= self.num_clients:
-            raise UserError(
-                f"visibility.cluster_size={self.cluster_size} does not fit {self.num_clients} "
-                f"clients; choose 1 to {self.num_clients}."
-            )
-        if not 0 <= self.overlap < self.cluster_size:
-            raise UserError(
-                f"visibility.overlap={self.overlap} must be from 0 to {self.cluster_size - 1}, "
-                f"less than visibility.cluster_size={self.cluster_size}."
-            )
-        if self.order not in ("random", "cyclic"):
-            raise UserError(f"Cluster order '{self.order}' is unknown; use 'random' or 'cyclic'.")
+        require(
+            1 <= self.cluster_size <= self.num_clients,
+            f"visibility.cluster_size={self.cluster_size} does not fit {self.num_clients} clients: "
+            f"use 1 to {self.num_clients}.",
+            key="visibility.cluster_size",
+        )
+        require(
+            0 <= self.overlap < self.cluster_size,
+            f"visibility.overlap={self.overlap} must be less than visibility.cluster_size="
+            f"{self.cluster_size}: use 0 to {self.cluster_size - 1}.",
+            key="visibility.overlap",
+        )
 
     @property
     def num_clusters(self) -> int:
-        """How many places the server can be at."""
+        """How many clusters there are."""
         return max(1, round(self.num_clients / (self.cluster_size - self.overlap)))
 
     @property
     def largest(self) -> int:
-        """How many clients the server sees at most."""
-        return min(-(-self.num_clients // self.num_clusters) + self.overlap, self.num_clients)
+        """How many clients are visible at most."""
+        longest_arc = math.ceil(self.num_clients / self.num_clusters)
+        return min(longest_arc + self.overlap, self.num_clients)
+
+    def visible(self, seed: int, round_num: int) -> Tensor:
+        """Return the cluster of this round."""
+        if self.order == "cyclic":
+            return self.cluster(seed, round_num % self.num_clusters)
+        source = rng.generator(seed, "visibility", round_num)
+        index = torch.randint(self.num_clusters, (), generator=source)
+        return self.cluster(seed, int(index))
 
     def cluster(self, seed: int, index: int) -> Tensor:
         """Return the sorted ids of one cluster of the run with this seed."""
         if (seed, index) not in self._clusters:
-            self._clusters[seed, index] = self._arc(seed, index)
+            ring = self._ring(seed)
+            start = self._arc_start(index)
+            stop = min(self._arc_start(index + 1) + self.overlap, start + self.num_clients)
+            positions = torch.arange(start, stop) % self.num_clients
+            self._clusters[seed, index] = ring[positions].sort().values
         return self._clusters[seed, index]  # [V]
 
-    def _arc(self, seed: int, index: int) -> Tensor:
-        """Cut one cluster out of the ring of the run with this seed."""
+    def _ring(self, seed: int) -> Tensor:
+        """Return the order of the clients on the ring of the run with this seed.  # [N]."""
         if seed not in self._rings:
-            self._rings[seed] = torch.randperm(
-                self.num_clients, generator=rng.generator(seed, "clusters")
-            )  # [N]
-        start, stop = (-(-i * self.num_clients // self.num_clusters) for i in (index, index + 1))
-        stop = min(stop + self.overlap, start + self.num_clients)
-        return self._rings[seed][torch.arange(start, stop) % self.num_clients].sort().values  # [V]
+            source = rng.generator(seed, "clusters")
+            self._rings[seed] = torch.randperm(self.num_clients, generator=source)
+        return self._rings[seed]
 
-    def visible(self, seed: int, round_num: int) -> Tensor:
-        """Return the cluster the server is at in this round."""
-        if self.order == "cyclic":
-            return self.cluster(seed, round_num % self.num_clusters)
-        draw = torch.randint(
-            self.num_clusters, (), generator=rng.generator(seed, "visibility", round_num)
-        )
-        return self.cluster(seed, int(draw))
+    def _arc_start(self, index: int) -> int:
+        return -(-index * self.num_clients // self.num_clusters)  # rounded up
 
 
 @dataclass(frozen=True)
@@ -128,89 +122,83 @@ class MobileServer:
     num_clients: int
     cluster_size: int
     order: Literal["random", "cyclic"] = "random"
-    places: Overlapping = field(init=False, repr=False, compare=False)
+    clusters: OverlappingClusters = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        clusters = Overlapping(self.num_clients, self.cluster_size, 0, self.order)
-        object.__setattr__(self, "places", clusters)
+        clusters = OverlappingClusters(self.num_clients, self.cluster_size, 0, self.order)
+        object.__setattr__(self, "clusters", clusters)
+
+    @property
+    def largest(self) -> int:
+        """How many clients are visible at most."""
+        return self.clusters.largest
 
     def visible(self, seed: int, round_num: int) -> Tensor:
         """Return the cluster the server is at in this round."""
-        return self.places.visible(seed, round_num)
+        return self.clusters.visible(seed, round_num)
 
 
 @dataclass(frozen=True)
 class RandomAvailability:
     """Every client is visible with probability `p`, independently; empty draws do not count.
 
-    Clients are walked by geometric gaps, attempt after attempt over 0..N-1, until an attempt has
-    seen somebody: the law of redrawing empty sets at the cost of the visible clients only, whatever
-    N and however small p.
+    Only visible clients are drawn: the gap from one to the next is geometric. Sweeps over
+    0..N-1 follow one another until one has a visible client, which is the distribution of
+    redrawing empty sets, at a cost that does not grow with N or 1/p.
     """
 
     num_clients: int
     p: float
 
-    def __post_init__(self) -> None:
-        _check_clients(self.num_clients)
-        _check_rate("p", self.p)
-
     def visible(self, seed: int, round_num: int) -> Tensor:
-        """Return the clients that happen to be available, at least one."""
+        """Return the available clients, at least one."""
         source = rng.generator(seed, "visibility", round_num)
         mean = self.num_clients * self.p
-        width = int(mean + 6 * math.sqrt(mean)) + 16  # nearly always reaches the end at once
+        gaps_per_draw = int(mean + 6 * math.sqrt(mean)) + 16  # one draw nearly always suffices
         log_miss = torch.log1p(torch.tensor(-self.p, dtype=torch.float64))
-        hits = torch.full((1,), -1.0, dtype=torch.float64)  # the walk starts before client 0
-        end = math.inf
-        while hits[-1] < end:
-            draws = 1 - torch.rand(width, generator=source, dtype=torch.float64)  # in (0, 1]
-            gaps = torch.floor(draws.log() / log_miss) + 1
-            hits = torch.cat([hits, hits[-1] + gaps.cumsum(0)])
-            end = (hits[1].item() // self.num_clients + 1) * self.num_clients
-        found = hits[1:][hits[1:] < end]
-        return (found - (end - self.num_clients)).long()  # [V]
+        positions = torch.full((1,), -1.0, dtype=torch.float64)  # the first gap starts before 0
+        sweep_end = math.inf  # where the first sweep with a visible client ends
+        while positions[-1] < sweep_end:
+            uniform = 1 - torch.rand(gaps_per_draw, generator=source, dtype=torch.float64)  # (0, 1]
+            gaps = torch.floor(uniform.log() / log_miss) + 1
+            positions = torch.cat([positions, positions[-1] + gaps.cumsum(0)])
+            sweep_end = (positions[1].item() // self.num_clients + 1) * self.num_clients
+        in_sweep = positions[1:][positions[1:] < sweep_end]
+        return (in_sweep - (sweep_end - self.num_clients)).long()  # [V]
 
 
 @dataclass(frozen=True)
 class MarkovOnOff:
     """Clients that come and go: off -> on with `p_on`, on -> off with `p_off`, each round.
 
-    Round 0 is drawn from the stationary law, P(on) = p_on / (p_on + p_off), so there is no warm-up;
-    the correlation between rounds t and t + s is (1 - p_on - p_off)^s. Where nobody is on, one
-    uniformly drawn client is visible instead, and the chain goes on unchanged. Rounds asked for
-    in order cost O(N) each; going back starts again from round 0.
+    Round 0 is drawn from the stationary distribution, P(on) = p_on / (p_on + p_off), so there is no
+    warm-up; the correlation between rounds t and t + s is (1 - p_on - p_off)^s. Where no client is
+    on, one uniformly drawn client is visible instead, and the chain continues unchanged. Rounds in
+    order cost O(N) each; going back starts again from round 0.
     """
 
     num_clients: int
     p_on: float
     p_off: float
-    _last: dict[int, tuple[int, Tensor]] = field(
+    _last: dict[int, tuple[int, Tensor]] = field(  # seed -> the last round and who was on
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def __post_init__(self) -> None:
-        _check_clients(self.num_clients)
-        _check_rate("p_on", self.p_on)
-        if not 0 <= self.p_off <= 1:
-            raise UserError(
-                f"visibility.p_off={self.p_off} is not a probability in [0, 1]; try 0.1."
-            )
-
     def visible(self, seed: int, round_num: int) -> Tensor:
         """Return the clients that are on."""
-        now = self._state(seed, round_num).nonzero().flatten()  # [V]
-        if len(now):
-            return now
+        ids = self._state(seed, round_num).nonzero().flatten()  # [V]
+        if len(ids):
+            return ids
         source = rng.generator(seed, "visibility-empty", round_num)
         return torch.randint(self.num_clients, (1,), generator=source)
 
     def _state(self, seed: int, round_num: int) -> Tensor:
         """Return which clients are on.  # [N] bool."""
-        at, on = self._last.get(seed, (-1, None))
-        if on is None or at > round_num:
-            at, on = 0, self._draw(seed, 0) < self.p_on / (self.p_on + self.p_off)
-        for t in range(at + 1, round_num + 1):
+        last_round, on = self._last.get(seed, (-1, None))
+        if on is None or last_round > round_num:
+            last_round = 0
+            on = self._draw(seed, 0) < self.p_on / (self.p_on + self.p_off)
+        for t in range(last_round + 1, round_num + 1):
             on = self._draw(seed, t) < torch.where(on, 1 - self.p_off, self.p_on)
         self._last[seed] = (round_num, on)
         return on
@@ -220,45 +208,216 @@ class MarkovOnOff:
         return torch.rand(self.num_clients, generator=source, dtype=torch.float64)  # [N]
 
 
-def build_visibility(
-    kind: str,
-    num_clients: int,
-    *,
-    cluster_size: int,
-    p: float,
-    overlap: int,
-    p_on: float,
-    p_off: float,
-    trace: str | Path,
-    round_seconds: float,
-    trace_devices: str | Path = "",
-) -> Visibility:
-    """Build the visibility called `kind`, one of `KINDS`; settings of other kinds are ignored.
+class Pattern(NamedTuple):
+    """How `visibility.kind=NAME` is built and documented."""
 
-    The settings are those of the classes; `trace` and `trace_devices` are csv files (see `Trace`).
+    meaning: str  # who is visible in a round, for the table of docs/data.md
+    build: Callable[..., Visibility]  # called with num_clients and the settings by their names
+    settings: tuple[str, ...] = ()  # the fields of `VisibilityConfig` that it reads
+
+    @property
+    def clustered(self) -> bool:
+        """True where the server sees one cluster of clients."""
+        return "cluster_size" in self.settings
+
+
+PATTERNS: dict[str, Pattern] = {
+    "mobile": Pattern(
+        "fixed random clusters of `visibility.cluster_size`, a random one each round",
+        MobileServer,
+        settings=("cluster_size",),
+    ),
+    "cyclic": Pattern(
+        "the same clusters, one after the other",
+        partial(MobileServer, order="cyclic"),
+        settings=("cluster_size",),
+    ),
+    "overlapping": Pattern(
+        "clusters on a ring, a random one each round; neighbours share `visibility.overlap` "
+        "clients",
+        OverlappingClusters,
+        settings=("cluster_size", "overlap"),
+    ),
+    "random": Pattern(
+        "each client with probability `visibility.p`; empty rounds are redrawn",
+        RandomAvailability,
+        settings=("p",),
+    ),
+    "markov": Pattern(
+        "clients wake up with `visibility.p_on` and fall asleep with `visibility.p_off`; a share "
+        "p_on / (p_on + p_off) is awake, and where nobody is, one client drawn at random is "
+        "visible",
+        MarkovOnOff,
+        settings=("p_on", "p_off"),
+    ),
+    "trace": Pattern(
+        "the clients whose recorded device is ready at some time in the round, see "
+        "[traces](#traces)",
+        DeviceTrace,
+        settings=("trace", "trace_devices", "round_seconds"),
+    ),
+    "full": Pattern("everybody", Full),
+}
+
+
+@dataclass(frozen=True)
+class VisibilityConfig:
+    """`visibility.*`: who can be seen in a round."""
+
+    kind: str = setting(
+        "mobile",
+        "the pattern of who is visible when, see docs/data.md",
+        choices=PATTERNS,
+        plugin=True,
+    )
+    cluster_size: int = setting(
+        10, "of mobile, cyclic and overlapping: clients at one place", at_least=1
+    )
+    overlap: int = setting(
+        2, "of overlapping: clients that neighbouring clusters share", at_least=0
+    )
+    p: float = setting(
+        0.1, "of random: probability of a client to be visible in a round", above=0, at_most=1
+    )
+    p_on: float = setting(
+        0.05,
+        "of markov: probability that a sleeping client wakes up in a round",
+        above=0,
+        at_most=1,
+    )
+    p_off: float = setting(
+        0.45,
+        "of markov: probability that a client awake falls asleep in a round",
+        at_least=0,
+        at_most=1,
+    )
+    trace: str = setting("", "of trace: csv of device,ready_start_s,ready_end_s")
+    trace_devices: str = setting(
+        "", "of trace: csv of device,trace_start_s,trace_end_s, if there is one"
+    )
+    round_seconds: float = setting(600.0, "of trace: seconds of a round", above=0)
+    min_visible: int = setting(
+        1, "rounds with fewer visible clients pass without training", at_least=1
+    )
+
+
+def build_visibility(settings: VisibilityConfig, num_clients: int) -> Visibility:
+    """Build the pattern `settings.kind`, one of `PATTERNS` or a user's own `pkg.mod:factory`.
 
     Raises:
-        UserError: for an unknown kind or a value out of range.
+        UserError: for an unknown kind or settings that it cannot work with.
     """
-    match kind:
-        case "mobile" | "cyclic":
-            order: Literal["random", "cyclic"] = "random" if kind == "mobile" else "cyclic"
-            return MobileServer(num_clients, cluster_size, order)
-        case "overlapping":
-            return Overlapping(num_clients, cluster_size, overlap)
-        case "random":
-            return RandomAvailability(num_clients, p)
-        case "markov":
-            return MarkovOnOff(num_clients, p_on, p_off)
-        case "trace":
-            if not trace:
-                raise UserError(
-                    "visibility.kind=trace needs a csv of sessions: set visibility.trace to its "
-                    "path."
-                )
-            return Trace(trace, round_seconds, num_clients, devices=trace_devices or None)
-        case "full":
-            return Full(num_clients)
-    raise UserError(
-        f"Visibility '{kind}' is unknown.{nearest(kind, KINDS)} Known: {', '.join(KINDS)}."
+    kind = settings.kind
+    if ":" in kind:
+        return UserPattern(settings, num_clients)
+    if kind not in PATTERNS:
+        raise UserError(
+            f"visibility.kind={kind} is unknown.{nearest(kind, PATTERNS)} Use "
+            f"{', '.join(PATTERNS)}, or your own as package.module:factory.",
+            key="visibility.kind",
+        )
+    pattern = PATTERNS[kind]
+    values = {name: getattr(settings, name) for name in pattern.settings}
+    return pattern.build(num_clients=num_clients, **values)
+
+
+def most_visible(visibility: Visibility, num_clients: int) -> int:
+    """Return the most clients that a pattern can show in one round."""
+    largest: int = getattr(visibility, "largest", num_clients)
+    return largest
+
+
+def check_files(settings: VisibilityConfig) -> None:
+    """Raise UserError for a file that the chosen kind does not read."""
+    pattern = PATTERNS.get(settings.kind)
+    if pattern is None:
+        return  # a user's own pattern may read every setting
+    for name in ("trace", "trace_devices"):
+        file = getattr(settings, name)
+        require(
+            not file or name in pattern.settings,
+            f"visibility.{name}={file} has no effect with visibility.kind={settings.kind}: add "
+            "visibility.kind=trace, or leave it out.",
+            key=f"visibility.{name}",
+        )
+
+
+def check_sizes(settings: VisibilityConfig, num_clients: int) -> None:
+    """Raise UserError for sizes that do not fit the number of clients; reads no file."""
+    largest = num_clients
+    pattern = PATTERNS.get(settings.kind)
+    if pattern is not None and pattern.clustered:
+        largest = most_visible(build_visibility(settings, num_clients), num_clients)
+    require(
+        settings.min_visible <= largest,
+        f"visibility.min_visible={settings.min_visible} can never be met, since at most {largest} "
+        f"clients are visible: use at most {largest}.",
+        key="visibility.min_visible",
     )
+
+
+class UserPattern:
+    """A user's own pattern, `visibility.kind=pkg.mod:factory`, with its answers checked.
+
+    `factory(num_clients, settings)` returns an object with `visible(seed, round_num)`, whose answer
+    is a tensor or a sequence of sorted client ids. What it draws from torch's global generator is
+    the same for the same seed and round.
+    """
+
+    def __init__(self, settings: VisibilityConfig, num_clients: int) -> None:
+        """Import the factory and call it."""
+        self._name = f"visibility.kind={settings.kind}"
+        self._num_clients = num_clients
+        self._seeds_asked_twice: set[int] = set()
+        with rng.isolated(0, "own visibility"):
+            factory = load_callable(settings.kind, "visibility.kind")
+            self._pattern: Any = factory(num_clients, settings)
+        self._require(
+            callable(getattr(self._pattern, "visible", None)),
+            f"returned {type(self._pattern).__name__}, which has no method visible(seed, "
+            "round_num): return an object that has one.",
+        )
+
+    def visible(self, seed: int, round_num: int) -> Tensor:
+        """Return the ids of the round's visible clients, checked."""
+        ids = self._ask(seed, round_num)
+        if seed not in self._seeds_asked_twice:  # once is enough to notice draws of its own
+            self._seeds_asked_twice.add(seed)
+            self._require(
+                torch.equal(ids, self._ask(seed, round_num)),
+                f"showed other clients when asked again for seed {seed} and round {round_num}: let "
+                "its answer depend on these two alone, such as with "
+                "np.random.default_rng([seed, round_num]).",
+            )
+        return ids
+
+    def _ask(self, seed: int, round_num: int) -> Tensor:
+        with rng.isolated(seed, "own visibility", round_num):
+            answer = self._pattern.visible(seed, round_num)
+        when = f"in round {round_num} of seed {seed}"
+        try:
+            ids = torch.as_tensor(answer)
+        except (TypeError, ValueError, RuntimeError):
+            ids = torch.empty(0, 0)  # neither a tensor nor numbers: refused below
+        is_whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+        self._require(
+            ids.dim() == 1 and (is_whole or not len(ids)),
+            f"returned {type(answer).__name__} that is no list of whole numbers {when}: return "
+            "client ids, such as a tensor of int64.",
+        )
+        self._require(len(ids) > 0, f"showed no client {when}: return at least one id.")
+        ids = ids.long().cpu()
+        smallest, largest = int(ids.min()), int(ids.max())
+        self._require(
+            smallest >= 0 and largest < self._num_clients,
+            f"showed ids from {smallest} to {largest} {when}: ids are 0 to "
+            f"{self._num_clients - 1}.",
+        )
+        self._require(
+            bool((ids[1:] > ids[:-1]).all()),
+            f"showed clients {when} that are not sorted or appear twice: return sorted(set(ids)).",
+        )
+        return ids
+
+    def _require(self, condition: bool, problem: str) -> None:
+        require(condition, f"{self._name} {problem}", key="visibility.kind")

@@ -19,12 +19,13 @@ from fedglimpse.federation import reports as catalogue
 from fedglimpse.federation.costs import CostModel, ModelFlops
 from fedglimpse.federation.reports import CATALOGUE, PERMISSION, Sizes
 from fedglimpse.federation.state import Layout
+from fedglimpse.federation.visibility import build_visibility
 from fedglimpse.flower.clients import KnownClients
 from fedglimpse.flower.device import objective_parts
 from fedglimpse.flower.exchange import Exchange
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
-from fedglimpse.runs.build import sketch_of, visibility_of
+from fedglimpse.runs.build import sketch_of
 from fedglimpse.simulation.client_reports import Reporter
 from fedglimpse.simulation.evaluation import Evaluator, Reward
 from fedglimpse.simulation.lane import check_method, check_state
@@ -260,7 +261,7 @@ class Deployment:
             reporter=Reporter(sketch_of(config, layout), layout.num_params, evaluator),
             costs=CostModel(flops, lengths, config.local.epochs),
             reward=Reward(config.reward.metric, config.reward.smoothing),  # type: ignore[arg-type]
-            visibility=visibility_of(config, clients.capacity),
+            visibility=build_visibility(config.visibility, clients.capacity),
             user_settings=user_settings,
         )
 

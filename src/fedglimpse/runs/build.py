@@ -38,7 +38,6 @@ from fedglimpse.simulation.trainers.choose import (
 )
 from fedglimpse.simulation.trainers.jobs import Examples, LocalTrainer
 from fedglimpse.simulation.world import Lane, World
-from fedglimpse.types import Visibility
 
 SKETCH_SEED = 0  # shared by every client and every run, so that policies can travel
 
@@ -132,7 +131,7 @@ class Parts:
         return Lane(
             seed=seed,
             population=population,
-            visibility=visibility_of(config, population.num_clients),
+            visibility=build_visibility(config.visibility, population.num_clients),
             method=registry.build(config.method, setting),
             reward=Reward(config.reward.metric, config.reward.smoothing),  # type: ignore[arg-type]
             k=config.selection.k,
@@ -218,23 +217,6 @@ def _check_together(first: Config, other: Config) -> None:
 def population_of(config: Config, dataset: Dataset, seed: int) -> Population:
     """Split the training data among clients as `data.*` says."""
     return build_population(dataset, config.data, seed)
-
-
-def visibility_of(config: Config, num_clients: int) -> Visibility:
-    """Build the visibility pattern of `visibility.*`."""
-    settings = config.visibility
-    return build_visibility(
-        settings.kind,
-        num_clients,
-        cluster_size=settings.cluster_size,
-        p=settings.p,
-        overlap=settings.overlap,
-        p_on=settings.p_on,
-        p_off=settings.p_off,
-        trace=settings.trace,
-        round_seconds=settings.round_seconds,
-        trace_devices=settings.trace_devices,
-    )
 
 
 class ParameterSketch:
