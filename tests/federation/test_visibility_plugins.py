@@ -73,26 +73,6 @@ def test_a_line_in_the_registry_is_enough(monkeypatch: pytest.MonkeyPatch) -> No
         run({**settings, "visibility.trace": "x.csv"})
 
 
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in with the module `own_visibility`."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_visibility", raising=False)
-    file = tmp_path / "own_visibility.py"
-    file.write_text(PLUGIN)
-    return file
-
-
-def test_a_line_in_the_registry_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    pattern = Pattern("the first clients", FirstHalf, settings=("cluster_size",))
-    monkeypatch.setitem(PATTERNS, "first-half", pattern)
-    settings = {**SMALL, "visibility.kind": "first-half", "visibility.cluster_size": 6}
-    for record in run(settings).records:
-        assert record["visible"] == [0, 1, 2, 3, 4, 5]
-    with mistake("visibility.trace"):
-        run({**settings, "visibility.trace": "x.csv"})
-
-
 def test_a_plugin_is_run_from_the_command_line_and_a_change_noticed(plugin: Path) -> None:
     settings = [f"{key}={value}" for key, value in SMALL.items()]
     command = ["run", "visibility.kind=own_visibility:Alternate", *settings, "--out", "out"]
