@@ -25,8 +25,8 @@ def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
         request_stop()
 
     previous: dict[int, Any] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous[number] = signal.signal(number, handle)
+    for stopping in (signal.SIGINT, signal.SIGTERM):
+        previous[stopping] = signal.signal(stopping, handle)
     try:
         yield
     finally:
