@@ -7,7 +7,9 @@ import tomllib
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedglimpse.cli.main import app
 from fedglimpse.config.json_schema import config_schema
 from fedglimpse.config.loading import build, resolve
 from fedglimpse.config.presets import DATASET_DEFAULTS, PRESETS
@@ -103,3 +105,9 @@ def test_a_retired_setting_passes_at_its_default_alone(key: str) -> None:
     group, _, name = key.partition(".")
     assert is_valid({group: {name: KEYS[key].default}})
     assert not is_valid({group: {name: "other"}})
+
+
+def test_the_command_prints_it() -> None:
+    printed = CliRunner().invoke(app, ["schema"])
+    assert printed.exit_code == 0
+    assert json.loads(printed.stdout) == json.loads(json.dumps(config_schema()))

@@ -1,4 +1,4 @@
-"""`fedglimpse methods`, `data` and `doctor`: what is available, and how to download datasets."""
+"""`fedglimpse methods`, `schema`, `data` and `doctor`: what there is, and how to download data."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from rich.table import Table
 
 from fedglimpse.cli.options import PlainCommand
+from fedglimpse.config.json_schema import config_schema
 from fedglimpse.data import download, sources
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
@@ -52,6 +53,11 @@ def methods(
         "\nK: selected clients, V: visible clients, d: floats of the model, D: floats of a sketch."
     )
     typer.echo("Your own: method=package.module:build (see docs/add-a-method.md).")
+
+
+def schema() -> None:
+    """Print the JSON Schema of configuration files, for editors."""
+    typer.echo(json.dumps(config_schema(), indent=1))
 
 
 def doctor() -> None:

@@ -11,7 +11,7 @@ import typer
 from fedglimpse.cli.bench import bench_command
 from fedglimpse.cli.compare import compare
 from fedglimpse.cli.flower import app as flower_app
-from fedglimpse.cli.info import data_app, doctor, methods
+from fedglimpse.cli.info import data_app, doctor, methods, schema
 from fedglimpse.cli.options import PlainCommand, WordsCommand
 from fedglimpse.cli.pretrain import teach_command
 from fedglimpse.cli.report import report
@@ -33,6 +33,7 @@ app.add_typer(data_app, name="data")
 app.command("run", cls=WordsCommand)(run_command)
 app.command("compare", cls=WordsCommand)(compare)
 app.command("methods", cls=PlainCommand)(methods)
+app.command("schema", cls=PlainCommand)(schema)
 app.command("doctor", cls=PlainCommand)(doctor)
 app.command("sweep", cls=PlainCommand)(sweep)
 app.command("report", cls=PlainCommand)(report)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from threading import Event
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +20,7 @@ from fedglimpse.runs.experiment import Result, Stopped
 from fedglimpse.runs.folder import stored_config
 from fedglimpse.runs.pretrain import METHOD
 from fedglimpse.runs.progress import Listener, Profiled, listener
+from fedglimpse.runs.signals import stop_on_signals
 from fedglimpse.runs.summary import Estimate
 
 NEW_RUN = "nothing there to resume: a new run begins"
@@ -163,23 +163,12 @@ def run_until_signal(
     Raises:
         typer.Exit: with exit code 130 after a signal.
     """
-    received: list[int] = []
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    previous_handlers: dict[int, Any] = {}
-    for stopping in (signal.SIGINT, signal.SIGTERM):
-        previous_handlers[stopping] = signal.signal(stopping, receive)
+    stop = Event()
     try:
-        return experiment.run(
-            config, out, resume=resume, listener=progress, should_stop=lambda: bool(received)
-        )
+        with stop_on_signals(stop.set):
+            return experiment.run(
+                config, out, resume=resume, listener=progress, should_stop=stop.is_set
+            )
     except (Stopped, KeyboardInterrupt):
         typer.echo(f"Stopped. Continue with: fedglimpse {shlex.join(resume_words)}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
