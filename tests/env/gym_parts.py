@@ -2,8 +2,9 @@
 
 import pytest
 
-WHY = "needs gymnasium: pip install 'fedglimpse[gym]'"
-gym = pytest.importorskip("gymnasium", reason=WHY)
-check_env = pytest.importorskip("gymnasium.utils.env_checker", reason=WHY).check_env
-AutoresetMode, SyncVectorEnv = gym.vector.AutoresetMode, gym.vector.SyncVectorEnv
+REASON = "needs gymnasium: pip install 'fedglimpse[gym]'"
+gym = pytest.importorskip("gymnasium", reason=REASON)
+check_env = pytest.importorskip("gymnasium.utils.env_checker", reason=REASON).check_env
+AutoresetMode = gym.vector.AutoresetMode
+SyncVectorEnv = gym.vector.SyncVectorEnv
 DictInfoToList = gym.wrappers.vector.DictInfoToList

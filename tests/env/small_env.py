@@ -1,4 +1,4 @@
-"""Environments that are small enough to play many episodes."""
+"""Environments that are small enough to run many episodes."""
 
 from __future__ import annotations
 

@@ -29,24 +29,29 @@ def selector_of(name: str, env: ClientSelection, seed: int) -> Selector:
 
 
 def episode(env: ClientSelection, name: str, seed: int) -> list[dict[str, Any]]:
-    """Play one episode; the records hold what the selector has to say, as in a run."""
-    seen, info = env.reset(seed=seed)
+    """Run one episode; the records hold what the selector adds to them, as in a run."""
+    observation, info = env.reset(seed=seed)
     policy = SelectorPolicy(selector_of(name, env, seed), env.stepper.settings, env.shape)
-    records, over = [], False
-    while not over:
-        action = policy.act(seen, info)
-        said = {} if policy.choice is None else dict(policy.choice.info)
-        seen, _, terminated, truncated, info = env.step(action)
-        over = terminated or truncated
+    records = []
+    done = False
+    while not done:
+        action = policy.act(observation, info)
+        of_choice = {} if policy.choice is None else policy.choice.info
+        observation, _, terminated, truncated, info = env.step(action)
+        done = terminated or truncated
         metrics = dict(policy.learn(info))
         flops = info["record"]["server_flops"] + int(metrics.pop("server_flops", 0))
-        records.append({**info["record"], **said, **metrics, "server_flops": flops})
+        records.append({**info["record"], **of_choice, **metrics, "server_flops": flops})
     return records
 
 
 def records_of(config: dict[str, Any], seed: int) -> list[dict[str, Any]]:
     records = run({**config, "seeds": [seed]}).records
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
+    return [without(record, {"seconds"}) for record in records]
+
+
+def without(record: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in names}
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -58,13 +63,11 @@ def test_a_random_policy_is_fedavg_window(config: dict[str, Any], seed: int) -> 
 
 
 def test_a_random_policy_that_sees_sketches_only_costs_more() -> None:
-    free = {"train_loss", "uplink_bytes", "downlink_bytes", "client_flops", "server_flops"}
-    ours = episode(ClientSelection(SMALL), "fedavg-window", 3)
-    for one, other in zip(ours, records_of(SMALL, 3), strict=True):
-        assert {k: v for k, v in one.items() if k not in free} == {
-            k: v for k, v in other.items() if k not in free
-        }
-        assert one["client_flops"] > other["client_flops"]
+    costs = {"train_loss", "uplink_bytes", "downlink_bytes", "client_flops", "server_flops"}
+    of_episode = episode(ClientSelection(SMALL), "fedavg-window", 3)
+    for with_sketches, of_run in zip(of_episode, records_of(SMALL, 3), strict=True):
+        assert without(with_sketches, costs) == without(of_run, costs)
+        assert with_sketches["client_flops"] > of_run["client_flops"]
 
 
 @pytest.mark.parametrize("preset", ["tuned", "tuned-1", "paper", "released"])
@@ -80,14 +83,14 @@ def test_glimpse_in_the_environment_is_glimpse(preset: str) -> None:
         "agent.d_token": 8,
         "agent.epsilon_decay": 0.1,
     }
-    ours = episode(ClientSelection(config), "glimpse", 5)
-    assert ours == records_of(config, 5)
-    assert any("td_loss" in record for record in ours)
+    records = episode(ClientSelection(config), "glimpse", 5)
+    assert records == records_of(config, 5)
+    assert any("td_loss" in record for record in records)
 
 
 def test_glimpse_passes_rounds_in_which_nobody_can_be_chosen() -> None:
     config = {**RAGGED, "method": "glimpse", "rounds": 12, "agent.d_token": 8}
-    ours = episode(ClientSelection(config), "glimpse", 1)
-    assert ours == records_of(config, 1)
-    assert any(not record["selected"] for record in ours)
-    assert len({len(record["visible"]) for record in ours}) > 2
+    records = episode(ClientSelection(config), "glimpse", 1)
+    assert records == records_of(config, 1)
+    assert any(not record["selected"] for record in records)
+    assert len({len(record["visible"]) for record in records}) > 2

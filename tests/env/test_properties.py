@@ -22,69 +22,70 @@ def shared(action: str = "scores") -> ClientSelection:
 
 
 seeds = st.integers(0, 2**31 - 1)
-few = settings(max_examples=12, deadline=None)
+few_examples = settings(max_examples=12, deadline=None)
 
 
-def actions(env: ClientSelection, seed: int) -> list[np.ndarray]:
+def sampled_actions(env: ClientSelection, seed: int) -> list[np.ndarray]:
     env.action_space.seed(seed)
     return [env.action_space.sample() for _ in range(3)]
 
 
-def same(one: Any, other: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     """True where two trees of arrays and plain values agree to the last bit."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(np.array_equal(one, other))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(np.array_equal(a, b))
 
 
-def played(env: ClientSelection, moves: list[np.ndarray]) -> list[Any]:
-    return [env.step(move) for move in moves]
+def steps(env: ClientSelection, actions: list[np.ndarray]) -> list[Any]:
+    return [env.step(action) for action in actions]
 
 
-@few
+@few_examples
 @given(seed=seeds, noise=seeds, subset=st.booleans())
 def test_actions_for_invisible_slots_never_matter(seed: int, noise: int, subset: bool) -> None:
     env = shared("subset" if subset else "scores")
-    moves, others = actions(env, seed), actions(env, noise)
+    actions = sampled_actions(env, seed)
+    other_actions = sampled_actions(env, noise)
 
     def episode(disturbed: bool) -> list[Any]:
-        seen, _ = env.reset(seed=seed)
-        answers = []
-        for move, other in zip(moves, others, strict=True):
-            hidden = seen["mask"] == 0
-            answers.append(env.step(np.where(hidden & disturbed, other, move)))
-            seen = answers[-1][0]
-        return answers
+        observation, _ = env.reset(seed=seed)
+        results = []
+        for action, other in zip(actions, other_actions, strict=True):
+            hidden = observation["mask"] == 0
+            results.append(env.step(np.where(hidden & disturbed, other, action)))
+            observation = results[-1][0]
+        return results
 
     assert same(episode(False), episode(True))
 
 
-@few
+@few_examples
 @given(seed=seeds, between=seeds)
 def test_episodes_follow_from_the_seed(seed: int, between: int) -> None:
     env = shared()
-    moves = actions(env, seed)
-    first = env.reset(seed=seed), played(env, moves)
+    actions = sampled_actions(env, seed)
+    first = env.reset(seed=seed), steps(env, actions)
     env.reset(seed=between)
-    played(env, moves[:1])
-    assert same(first, (env.reset(seed=seed), played(env, moves)))
+    steps(env, actions[:1])
+    assert same(first, (env.reset(seed=seed), steps(env, actions)))
 
 
 @settings(max_examples=6, deadline=None)
 @given(seed=seeds, before=st.integers(0, 2))
-def test_copies_go_on_by_themselves(seed: int, before: int) -> None:
+def test_copies_continue_independently(seed: int, before: int) -> None:
     env = shared()
-    moves = actions(env, seed)
+    actions = sampled_actions(env, seed)
     env.reset(seed=seed)
-    played(env, moves[:before])
+    steps(env, actions[:before])
     copies = [copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
-    rest = played(env, moves[before:])
-    following = env.reset()
+    remaining = steps(env, actions[before:])
+    next_episode = env.reset()
     for other in copies:
-        assert same(played(other, moves[before:]), rest)
-        assert same(other.reset(), following)
+        assert same(steps(other, actions[before:]), remaining)
+        assert same(other.reset(), next_episode)
 
 
 def test_an_environment_can_be_copied_before_its_first_episode() -> None:
@@ -93,12 +94,12 @@ def test_an_environment_can_be_copied_before_its_first_episode() -> None:
     assert same(env.reset(), other.reset())
 
 
-@few
+@few_examples
 @given(seed=seeds)
 def test_the_chosen_are_visible_distinct_and_k(seed: int) -> None:
     env = shared("subset")
     env.reset(seed=seed)
-    for *_, info in played(env, actions(env, seed)):
+    for *_, info in steps(env, sampled_actions(env, seed)):
         record = info["record"]
         chosen = record["selected"]
         assert len(set(chosen)) == len(chosen)

@@ -24,8 +24,8 @@ importlib.util.find_spec = lambda name, *rest: None if name == "gymnasium" else 
 import torch
 from fedglimpse.env.settings import settings_of
 from fedglimpse.env.stepper import LaneStepper
-words = {"data.clients": 12, "selection.k": 2, "rounds": 2, "sketch.size": 4}
-stepper = LaneStepper(settings_of(words), 2)
+config = {"data.clients": 12, "selection.k": 2, "rounds": 2, "sketch.size": 4}
+stepper = LaneStepper(settings_of(config), 2)
 stepper.restart({0: 3, 1: 4})
 stepper.look()
 steps = stepper.step([torch.tensor([0, 1]), None])
@@ -39,6 +39,7 @@ except fedglimpse.UserError as error:
 
 
 def test_the_stepper_works_without_gymnasium() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "pip install 'fedglimpse[gym]'" in done.stdout
+    command = [sys.executable, "-c", CODE]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "pip install 'fedglimpse[gym]'" in finished.stdout

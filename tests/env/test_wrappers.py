@@ -1,3 +1,5 @@
+"""Flat observations and scalar rewards."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,21 +11,22 @@ from fedglimpse.env import ClientSelection, FlatBox, ScalarReward
 
 
 @pytest.mark.parametrize("reports", [None, (), ("loss", "proxy_histogram")])
-def test_a_flat_box_holds_what_the_docs_say(reports: tuple[str, ...] | None) -> None:
+def test_a_flat_box_has_the_columns_of_the_docs(reports: tuple[str, ...] | None) -> None:
     plain = ClientSelection(RAGGED, reports=reports)
-    env, slots = FlatBox(plain), plain.shape.slots
+    env = FlatBox(plain)
+    slots = plain.shape.slots
+    start = slots * plain.shape.features  # of the columns after the reports
     for seed in range(3):
         row, _ = env.reset(seed=seed)
         assert row in env.observation_space
-        seen, _ = plain.reset(seed=seed)
-        at = slots * plain.shape.features
-        mask = row[at + 2 * slots : at + 3 * slots]
-        assert (mask == seen["mask"]).all()
-        assert row[at + slots : at + 2 * slots].sum() == pytest.approx(float(mask.any()))
-        assert (row[at : at + slots] * 12).round() == pytest.approx(seen["ids"] * mask)
-        reported = row[:at].reshape(slots, -1)
+        observation, _ = plain.reset(seed=seed)
+        mask = row[start + 2 * slots : start + 3 * slots]
+        assert (mask == observation["mask"]).all()
+        assert row[start + slots : start + 2 * slots].sum() == pytest.approx(float(mask.any()))
+        assert (row[start : start + slots] * 12).round() == pytest.approx(observation["ids"] * mask)
+        reported = row[:start].reshape(slots, -1)
         assert (reported[mask == 0] == 0).all()
-        if at and mask.sum() > 1:
+        if start and mask.sum() > 1:
             np.testing.assert_allclose(reported[mask == 1].mean(0), 0, atol=1e-4)
 
 
