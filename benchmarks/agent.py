@@ -42,7 +42,7 @@ WARM_UP, ROUNDS = 60, 60
 TARGET_MS = 40.0
 REPEATS = 6  # measurements of each checkout in a comparison
 
-Select = Callable[[Sequence[View | None], Sequence[int]], Sequence[Choice | None]]
+Select = Callable[[Sequence[View | None]], Sequence[Choice | None]]
 Feedback = Callable[[Sequence[Outcome | None]], Sequence[Mapping[str, float]]]
 
 
@@ -52,11 +52,11 @@ Feedback = Callable[[Sequence[Outcome | None]], Sequence[Mapping[str, float]]]
 def agents_of(settings: Sequence[Setting]) -> tuple[Select, Feedback]:
     """Build one agent for each lane; return what a simulation calls to choose and to learn."""
     from fedglimpse.methods.registry import build
-    from fedglimpse.runs.selectors import Crew
+    from fedglimpse.runs.selectors import Selectors
 
     methods = [build("glimpse", setting) for setting in settings]
-    crew = Crew([method.selector for method in methods])
-    return crew.select, crew.feedback
+    selectors = Selectors(methods, [K] * len(methods))
+    return selectors.select, selectors.feedback
 
 
 def measured_code() -> dict[str, str]:
@@ -139,7 +139,7 @@ def measure(preset: str, lanes: int = 1) -> dict[str, float]:
 
         cpu_start = time.process_time()
         start = time.perf_counter()
-        choices = select(views, [K] * lanes)
+        choices = select(views)
         select_seconds = time.perf_counter() - start
         cpu_seconds = time.process_time() - cpu_start
 

@@ -21,8 +21,8 @@ from fedglimpse.cli.bench import Stopwatch, random_data, watch_round
 from fedglimpse.config.checks import pick_device
 from fedglimpse.runs.build import Parts, world_of
 from fedglimpse.runs.provenance import code
-from fedglimpse.runs.rounds import crew_of, play_round
-from fedglimpse.runs.selectors import Crew
+from fedglimpse.runs.rounds import run_round, selectors_of
+from fedglimpse.runs.selectors import Selectors
 from fedglimpse.simulation.world import World
 from fedglimpse.studies.sweep.packs import wanted
 from fedglimpse.studies.sweep.plan import configs_of, read_plan
@@ -42,18 +42,18 @@ def pack(words: list[str], device: torch.device) -> World:
     return world_of(Parts(runs[0], data, device, "bf16" if cuda else "fp32"), runs)
 
 
-def milliseconds(world: World, crew: Crew, rounds: int, clock: Stopwatch) -> float:
+def milliseconds(world: World, selectors: Selectors, rounds: int, clock: Stopwatch) -> float:
     """Return the mean time of a round."""
     began = clock.now()
     for i in range(rounds):
-        play_round(world, (i + 1) % SCORED == 0, crew)
+        run_round(world, (i + 1) % SCORED == 0, selectors)
     return (clock.now() - began) / rounds * 1e3
 
 
-def kernels(world: World, crew: Crew, clock: Stopwatch) -> dict[str, float]:
+def kernels(world: World, selectors: Selectors, clock: Stopwatch) -> dict[str, float]:
     """Return milliseconds of a round by kernel, the largest first."""
     with profile(activities=[ProfilerActivity.CUDA]) as found:
-        milliseconds(world, crew, SCORED, clock)
+        milliseconds(world, selectors, SCORED, clock)
     spent = [(e.key[:90], e.self_device_time_total / SCORED / 1e3) for e in found.key_averages()]
     spent.sort(key=lambda pair: -pair[1])
     whole = {"all": round(sum(ms for _, ms in spent), 1)}
@@ -70,22 +70,22 @@ def main() -> None:
     device = pick_device("auto")
     began = time.perf_counter()
     world = pack(args.only or ["seed=1", "setting=cifar-10, ms*"], device)
-    crew, clock = crew_of(world), Stopwatch(device)
-    milliseconds(world, crew, args.warm, clock)
+    selectors, clock = selectors_of(world), Stopwatch(device)
+    milliseconds(world, selectors, args.warm, clock)
     facts: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         **code(),
         "lanes": len(world.lanes),
         "until_warm_s": round(time.perf_counter() - began, 1),
-        "ms_a_round": round(milliseconds(world, crew, args.rounds, clock), 1),
+        "ms_a_round": round(milliseconds(world, selectors, args.rounds, clock), 1),
     }
     if device.type == "cuda":
-        facts["kernels_ms"] = kernels(world, crew, clock)
-    watch_round(world, crew, clock)
+        facts["kernels_ms"] = kernels(world, selectors, clock)
+    watch_round(world, selectors, clock)
     for i in range(SCORED):
         with clock.phase("other"):
-            play_round(world, i == SCORED - 1, crew)
+            run_round(world, i == SCORED - 1, selectors)
     facts["parts_ms"] = {name: round(s / SCORED * 1e3, 1) for name, s in clock.spent.items()}
     args.out.write_text(json.dumps(facts, indent=1))
     print(json.dumps(facts, indent=1))

@@ -12,7 +12,7 @@ from job import BATCH, EPOCHS, LR, Case, contest
 from fedglimpse.config.loading import resolve
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.runs.build import Parts, world_of
-from fedglimpse.runs.rounds import crew_of, play_round
+from fedglimpse.runs.rounds import run_round, selectors_of
 from fedglimpse.version import VERSION
 
 
@@ -44,8 +44,8 @@ def play(case: Case, rounds: int, threads: int) -> list[float]:
     )
     world = world_of(Parts(config, dataset(case, proxy), torch.device("cpu"), "fp32"), [config])
     assert world.lanes[0].population.sizes.tolist() == [case.samples] * case.clients
-    crew = crew_of(world)
-    records = [play_round(world, True, crew)[0] for _ in range(rounds)]
+    selectors = selectors_of(world)
+    records = [run_round(world, True, selectors)[0] for _ in range(rounds)]
     assert all(len(record["selected"]) == case.clients for record in records)
     return [record["seconds"] for record in records]
 

@@ -56,7 +56,7 @@ from fedglimpse.federation.aggregation import TemporalWindow
 from fedglimpse.methods.base import Stateless
 from fedglimpse.methods.oracle_balance import evenness
 from fedglimpse.runs.build import Parts, world_of
-from fedglimpse.runs.selectors import Crew
+from fedglimpse.runs.rounds import selectors_of
 from fedglimpse.simulation.client_reports import proxy_examples
 from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.simulation.world import World
@@ -205,7 +205,7 @@ class Study:
         """Set up; `every` rounds all subsets are tried."""
         self.world, self.names = world_for(config, seeds)
         self.every, self.rounds = every, config.rounds
-        self.crew = Crew([lane.method.selector for lane in self.world.lanes])
+        self.selectors = selectors_of(self.world)
         self.accuracy: list[list[float]] = [[] for _ in self.names]
         self.score: list[list[float]] = [[] for _ in self.names]
         self.probes: dict[str, list[dict[str, float]]] = {"random": [], "glimpse": []}
@@ -215,19 +215,21 @@ class Study:
         """Play all rounds."""
         world = self.world
         for t in range(self.rounds):
-            views = world.observe()
+            views = world.views(world.start_round())
             trials = {
                 r: self.try_all(r, view)
                 for r, (name, view) in enumerate(zip(self.names, views, strict=True))
                 if view is not None and (name == "greedy" or self.probed(t, name))
             }
-            choices = self.crew.select(views, [lane.k for lane in world.lanes])
+            choices = self.selectors.select(views)
             for r, (states, subsets) in trials.items():
                 self.measure(r, views[r], states, subsets, choices[r])
-            outcomes = world.commit(choices)
-            metrics = self.crew.feedback(outcomes)
+            world.aggregate(world.collect(choices))
             late = t >= self.rounds - 50
-            for r, record in enumerate(world.records(metrics, [late] * len(self.names))):
+            results = world.score([late] * len(self.names))
+            outcomes = results.outcomes()
+            metrics = self.selectors.feedback(outcomes)
+            for r, record in enumerate(results.records(metrics)):
                 outcome = outcomes[r]
                 self.score[r].append(outcome.score if outcome else self.score[r][-1])
                 self.accuracy[r] += [record["accuracy"]] if late else []
@@ -242,7 +244,9 @@ class Study:
         """Return the states of all subsets and the subsets; tell the greedy chooser."""
         lane = self.world.lanes[r]
         subsets = subsets_of(view, lane.k)
-        states = tried(self.world, r, self.world.trained(r), subsets)
+        clients = self.world.rounds[r].candidates
+        assert clients is not None  # glimpse and `Chooser` let all visible clients train first
+        states = tried(self.world, r, clients, subsets)
         if isinstance(chooser := lane.method.selector, Chooser):
             chooser.scores = scores_on(self.world, r, states, slice(None))
         return states, subsets

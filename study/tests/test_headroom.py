@@ -68,7 +68,7 @@ def test_labels_are_found_in_sketches_only_where_they_are() -> None:
 
 def test_choosers_choose_as_they_say() -> None:
     world, names = headroom.world_for(resolve(SETTINGS), [0])
-    views = world.observe()
+    views = world.views(world.start_round())
     by_name = dict(zip(names, world.lanes, strict=True))
     view = views[names.index("turns")]
     turns = by_name["turns"].method.selector

@@ -22,7 +22,7 @@ from fedglimpse.methods.herd import Herd
 from fedglimpse.methods.registry import MODULES
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.experiment import run
-from fedglimpse.runs.rounds import play_round
+from fedglimpse.runs.rounds import run_round
 from fedglimpse.simulation.trainers.jobs import LocalTrainer, TrainingJobs, TrainingResults
 from fedglimpse.types import Choice, Outcome, Update
 
@@ -162,6 +162,6 @@ def test_a_mean_stays_a_mean_where_an_update_is_refused(
     world = build_world([config])
     world.trainer = FirstFails(world.trainer)
     for _ in range(3):
-        record = play_round(world, False)[0]
+        record = run_round(world, False)[0]
         assert len(record["rejected"]) == 1
         assert sum(record["weights"]) == pytest.approx(total)

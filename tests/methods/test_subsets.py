@@ -143,7 +143,6 @@ def test_the_oracle_pools_the_most_even_labels() -> None:
     view = fakes.view(ids=range(5), reports={"label_histogram": counts})
     choice = selector.select(view, 3)
     assert counts[choice.slots].sum(0).tolist() == [10, 10, 10]
-    assert choice.info == {"oracle": True}
 
 
 def test_the_oracle_is_refused_unless_allowed() -> None:

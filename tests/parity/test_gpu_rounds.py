@@ -21,11 +21,10 @@ from fedglimpse.federation import models as nets
 from fedglimpse.federation.state import Layout
 from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
 from fedglimpse.runs.experiment import run
-from fedglimpse.runs.rounds import crew_of, play_round
-from fedglimpse.simulation.evaluation import Evaluator
+from fedglimpse.runs.rounds import run_round, selectors_of
+from fedglimpse.simulation.evaluation import Evaluator, on_its_way
 from fedglimpse.simulation.gradients import mean_gradients
 from fedglimpse.simulation.trainers.choose import many_models
-from fedglimpse.simulation.transfer import on_its_way, sent
 from fedglimpse.types import View
 
 pytestmark = [
@@ -47,8 +46,8 @@ def noise_rounds(name: str, seeds: list[int], rounds: int, **keys: Any) -> list[
     settings = {k: v for k, v in settings.items() if not k.startswith("options")}
     config = resolve(settings)
     world, _ = bench.noise_world(config)
-    crew = crew_of(world)
-    return [record for _ in range(rounds) for record in play_round(world, False, crew)]
+    selectors = selectors_of(world)
+    return [record for _ in range(rounds) for record in run_round(world, False, selectors)]
 
 
 def test_transfers_carry_what_was_there_when_they_began() -> None:
@@ -60,19 +59,21 @@ def test_transfers_carry_what_was_there_when_they_began() -> None:
     home = on_its_way(values)
     values.zero_()
     small = torch.arange(1000)
-    there = sent(small, CUDA)
+    there = small.to(CUDA, non_blocking=True)  # as local_training.py sends numbers
     small.zero_()
     assert torch.equal(home(), torch.arange(1000.0))
     assert torch.equal(there.cpu(), torch.arange(1000))
 
 
 @pytest.mark.parametrize("method", ["glimpse", "f3ast", "favor"])
-def test_books_beside_training_say_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_beside_training_gives_the_same_records(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = {"method": method, "engine.device": "cuda", "rounds": 40, "seeds": [0, 1]}
     keys |= {"checkpoint.every": 40}
     keys |= {"agent.learn_start": 4, "agent.epsilon_decay": 0.05} if method == "glimpse" else {}
     beside = run(keys).records
-    monkeypatch.setattr("fedglimpse.runs.experiment.books_can_wait", lambda world: False)
+    monkeypatch.setattr("fedglimpse.runs.experiment.trains_in_background", lambda world: False)
     after = run(keys).records
     for ours, theirs in zip(beside, after, strict=True):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}

@@ -16,7 +16,7 @@ from fedglimpse.config.loading import resolve
 from fedglimpse.runs.build import Parts, build_world, together_key, world_of
 from fedglimpse.runs.experiment import Stopped, run, run_together
 from fedglimpse.runs.folder import RunFolder
-from fedglimpse.runs.rounds import play_round, restore, snapshot
+from fedglimpse.runs.rounds import restore, run_round, snapshot
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
 from fedglimpse.simulation.trainers.jobs import TrainingJobs, TrainingResults
 from mistakes import mistake
@@ -51,10 +51,10 @@ def test_worlds_on_the_same_parts_do_not_meet(trainer: str) -> None:
     parts = Parts.of(config)
     worlds = [world_of(parts, [replace(config, seeds=(seed,))]) for seed in (5, 6)]
     assert worlds[0].trainer is worlds[1].trainer
-    turns = [[play_round(world, True)[0] for world in worlds] for _ in range(3)]
+    turns = [[run_round(world, True)[0] for world in worlds] for _ in range(3)]
     for lane, seed in enumerate((5, 6)):
         alone = build_world(replace(config, seeds=(seed,)))
-        expected = [play_round(alone, True)[0] for _ in range(3)]
+        expected = [run_round(alone, True)[0] for _ in range(3)]
         assert untimed([turn[lane] for turn in turns]) == untimed(expected)
 
 
@@ -84,14 +84,14 @@ def test_stopping_and_resuming_gives_the_same_records(tmp_path: Path) -> None:
 def test_a_snapshot_restores_the_world_exactly() -> None:
     config = resolve({**SMALL, "method": "fedavg-window"})
     world = build_world(config)
-    play_round(world, evaluate=False)
+    run_round(world, on_test=False)
     saved = snapshot(world)
     kept = copy.deepcopy(saved)
-    expected = [play_round(world, evaluate=True) for _ in range(2)]
+    expected = [run_round(world, on_test=True) for _ in range(2)]
     assert torch.equal(saved["lanes"][0]["state"], kept["lanes"][0]["state"])
     other = build_world(config)
     restore(other, saved)
-    assert [untimed(play_round(other, evaluate=True)) for _ in range(2)] == list(
+    assert [untimed(run_round(other, on_test=True)) for _ in range(2)] == list(
         map(untimed, expected)
     )
 
@@ -141,7 +141,7 @@ def test_every_training_has_its_own_randomness() -> None:
 
     world.trainer = Recorder()
     for _ in range(3):
-        play_round(world, evaluate=False)
+        run_round(world, on_test=False)
     assert len(set(keys)) == len(keys) == 3 * 2 * 2  # rounds, lanes, chosen clients
 
 
@@ -212,14 +212,14 @@ def test_the_public_names_exist() -> None:
 
 
 @pytest.mark.parametrize("method", ["glimpse", "f3ast", "fedawac"])
-def test_books_that_wait_for_the_next_round_say_the_same(
+def test_learning_in_the_next_round_gives_the_same_records(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: selectors learn and records are written while the next clients train."""
     keys = {**SMALL, "method": method, "rounds": 9, "seeds": [0, 1], "agent.learn_start": 3}
     keys |= {"agent.n_step": 1, "checkpoint.every": 4, "checkpoint.keep_models": 3}
     at_once = run(keys, tmp_path / "at-once")
-    monkeypatch.setattr("fedglimpse.runs.experiment.books_can_wait", lambda world: True)
+    monkeypatch.setattr("fedglimpse.runs.experiment.trains_in_background", lambda world: True)
     later, told = run(keys, tmp_path / "later"), list[int]()
     assert untimed(later.records) == untimed(at_once.records)
     assert untimed(RunFolder(tmp_path / "later").read()) == untimed(at_once.records)
@@ -246,8 +246,8 @@ def test_books_that_wait_for_the_next_round_say_the_same(
 def test_seconds_hold_the_training_and_no_time_twice(
     method: str, later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether clients train before the choice or after it, and whenever the books are done."""
-    monkeypatch.setattr("fedglimpse.runs.experiment.books_can_wait", lambda world: later)
+    """Whether clients train before the choice or after it, and whenever selectors learn."""
+    monkeypatch.setattr("fedglimpse.runs.experiment.trains_in_background", lambda world: later)
     spent, train = list[float](), BatchedTrainer.train
 
     def timed(self: BatchedTrainer, start: torch.Tensor, jobs: TrainingJobs) -> TrainingResults:

@@ -15,7 +15,7 @@ from fedglimpse.config.loading import resolve
 from fedglimpse.config.schema import Config
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.pretrain import Taught, exploring, held_out, teach
-from fedglimpse.runs.rounds import play_round
+from fedglimpse.runs.rounds import run_round
 from mistakes import mistake
 
 SMALL: dict[str, Any] = {
@@ -65,7 +65,7 @@ def test_exploring_runs_select_at_random_and_forget_nothing() -> None:
     config = exploring(plain)
     assert replace(config, agent=plain.agent) == plain
     world = build_world(config)
-    records = [record for _ in range(14) for record in play_round(world, False)]
+    records = [record for _ in range(14) for record in run_round(world, False)]
     assert {record["behaviour"] for record in records} == {"explore"}
     agent = world.lanes[0].method.selector.agent  # type: ignore[attr-defined]
     assert (agent.replay.count, agent.replay.oldest) == (14, 0)

@@ -16,6 +16,7 @@ from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.federation.costs import CostModel, ModelFlops
 from fedglimpse.federation.reports import Sizes
 from fedglimpse.federation.state import Layout
+from fedglimpse.runs import rounds
 from fedglimpse.simulation.client_reports import Reporter
 from fedglimpse.simulation.evaluation import Evaluator, Reward
 from fedglimpse.simulation.trainers.jobs import (
@@ -172,15 +173,14 @@ def world(
     )
 
 
-def play(there: World) -> list[dict[str, Any]]:
-    """Play one round; returns its records."""
-    views = there.observe()
-    chosen = [
-        None if view is None else one.method.selector.select(view, one.k)
-        for view, one in zip(views, there.lanes, strict=True)
-    ]
-    outcomes = there.commit(chosen)
-    for outcome, one in zip(outcomes, there.lanes, strict=True):
-        if outcome is not None:
-            one.method.selector.feedback(outcome)
-    return there.records([{}] * len(there.lanes), evaluate=[True] * len(there.lanes))
+def views(there: World) -> list[View | None]:
+    """Begin a round; returns what can be seen in it."""
+    return there.views(there.start_round())
+
+
+def run_round(there: World) -> list[dict[str, Any]]:
+    """Run one round of every lane; returns its records."""
+    records = rounds.run_round(there, True)
+    for record in records:
+        del record["seconds"]
+    return records

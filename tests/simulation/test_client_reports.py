@@ -34,8 +34,8 @@ def seen_by_a_selector() -> tuple[small.World, small.Fixed, TrainedClients]:
     selector = small.Fixed([0, 1], needs=TRAINED | PROBES | SERVER)
     there = small.world([small.lane(Method(selector, small.Watching()))])
     before = there.states.clone()
-    selector.select(there.observe()[0], 3)
-    clients = there._now[0].clients
+    selector.select(small.views(there)[0], 3)
+    clients = there.rounds[0].candidates
     assert clients is not None
     assert torch.equal(there.states, before)
     return there, selector, clients
@@ -89,7 +89,7 @@ def test_lanes_that_report_together_say_what_each_says_alone(
             small.lane(Method(one, small.Watching()), seed=seed, visible=range(3 + seed))
             for seed, one in enumerate(selectors)
         ]
-        shown = small.world(some).observe()
+        shown = small.views(small.world(some))
         return [{**view.reports, **view.server} for view in shown if view is not None]
 
     apart = views()
@@ -106,7 +106,7 @@ def test_rms_loss_is_over_examples_not_batches() -> None:
     people = small.population()
     still = small.TrainingRecipe("sgd", lr=1e-12, batch_size=8, epochs=2)
     there = small.world([small.lane(Method(selector, small.Watching()))], still)
-    selector.select(there.observe()[0], 3)
+    selector.select(small.views(there)[0], 3)
     # client 2 has 20 examples: batches of 8, 8 and 4 in each epoch
     net = at(there.states[0]).train()
     job_rows = people.rows[2]
@@ -199,7 +199,7 @@ def test_the_chosen_report_to_aggregator_and_selector(early: bool) -> None:
     aggregator = small.Watching(asked)
     there = small.world([small.lane(Method(selector, aggregator))])
     before, people = there.states[0].clone(), there.lanes[0].population
-    small.play(there)
+    small.run_round(there)
     update, outcome = aggregator.updates[0], selector.outcomes[0]
     assert update.ids.tolist() == outcome.selected.tolist() == [3, 1]
     assert set(update.reports) == asked
@@ -236,7 +236,7 @@ def test_lanes_report_together_as_apart(monkeypatch: pytest.MonkeyPatch) -> None
                 {"visible": [0, 4], "population": people},
             ])
         ]  # fmt: skip
-        return [dict(view.reports) for view in small.world(lanes).observe() if view is not None]
+        return [dict(view.reports) for view in small.views(small.world(lanes)) if view is not None]
 
     alone = reported()
     monkeypatch.setattr("fedglimpse.simulation.client_reports.apart", lambda device: False)

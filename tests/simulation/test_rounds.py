@@ -44,7 +44,7 @@ class TestSequential:
     def test_each_client_starts_where_the_last_ended(self) -> None:
         there = small.world([small.lane(method([2, 0, 3], sequential=True))])
         state = there.states[0].clone()
-        record = small.play(there)[0]
+        record = small.run_round(there)[0]
         update = update_of(there)
         assert update.ids.tolist() == record["selected"] == [2, 0, 3]
         for i, client in enumerate([2, 0, 3]):
@@ -56,7 +56,7 @@ class TestSequential:
     def test_one_client_is_the_same_in_both_schedules(self) -> None:
         lanes = [small.lane(method([2], sequential)) for sequential in (False, True)]
         there = small.world(lanes)
-        small.play(there)
+        small.run_round(there)
         assert torch.equal(update_of(there, 0).deltas, update_of(there, 1).deltas)
         assert torch.equal(there.states[0], there.states[1])
 
@@ -78,18 +78,18 @@ class TestSequential:
 
         together.trainer.train = counted  # type: ignore[method-assign]
         for _ in range(2):
-            small.play(together)
+            small.run_round(together)
         assert calls == [5, 2, 1, 5, 2, 1]  # the first of each chain goes with the parallel ones
         for r in range(3):
             single = small.world([lanes()[r]])
             for _ in range(2):
-                small.play(single)
+                small.run_round(single)
             assert torch.equal(single.states[0], together.states[r])
 
     def test_a_failed_client_is_skipped(self) -> None:
         there = small.world([small.lane(method([2, 0, 3], sequential=True))], poison=[0])
         state = there.states[0].clone()
-        record = small.play(there)[0]
+        record = small.run_round(there)[0]
         update = update_of(there)
         assert record["selected"] == [2, 3]
         assert record["rejected"] == [0]
@@ -102,7 +102,7 @@ class TestSequential:
         lane = small.lane(method([2, 0], sequential=True))
         there = small.world([lane], poison=[0, 2])
         before = there.states.clone()
-        record = small.play(there)[0]
+        record = small.run_round(there)[0]
         assert torch.equal(there.states, before)
         assert record["rejected"] == [2, 0]
         assert record["selected"] == []
@@ -126,7 +126,7 @@ class TestStarts:
         selector = small.Fixed([3, 1], needs=needs)
         there = small.world([small.lane(Method(selector, Own()))])
         state, cut = there.states[0].clone(), there.reporter.num_params
-        small.play(there)
+        small.run_round(there)
         update = update_of(there)
         assert update.ids.tolist() == [3, 1]
         for i, client in enumerate([3, 1]):
@@ -151,7 +151,7 @@ class TestStarts:
             return train(start, jobs)
 
         there.trainer.train = counted  # type: ignore[method-assign]
-        small.play(there)
+        small.run_round(there)
         assert rows == [(2, [0, 0, 0, 1, 1, 1])]
 
     def test_a_wrong_shape_is_named(self) -> None:
@@ -161,7 +161,7 @@ class TestStarts:
 
         there = small.world([small.lane(Method(small.Fixed([0]), Wrong()))])
         with pytest.raises(UserError, match=r"Wrong\.starts"):
-            small.play(there)
+            small.run_round(there)
 
 
 class TestJobs:
@@ -186,7 +186,7 @@ class TestJobs:
                 return train(start, jobs)
 
             there.trainer.train = noted  # type: ignore[method-assign]
-            small.play(there)
+            small.run_round(there)
             return found
 
         alone = [job for r in range(3) for job in asked([lanes()[r]])]
@@ -215,14 +215,21 @@ def test_a_lane_that_sits_out_changes_nothing_for_others() -> None:
         return some
 
     together = small.world(lanes())
-    found = [small.play(together) for _ in range(4)]
+    found = [small.run_round(together) for _ in range(4)]
     together.retire(together.lanes[:1])
-    found.append([found[0][0], *small.play(together)])
+    found.append([found[0][0], *small.run_round(together)])
     for r in range(3):
         single = small.world([lanes()[r]])
         for records in found[: 4 if r == 0 else 5]:
-            expected = small.play(single)[0] | {"lane": records[r]["lane"]}
+            expected = small.run_round(single)[0] | {"lane": records[r]["lane"]}
             assert records[r] == expected
+
+
+def run_with_answer(answer: Any) -> None:
+    """Run a round in which the selector answers with `answer`."""
+    selector = small.Fixed([0])
+    selector.select = lambda view, k: answer  # type: ignore[method-assign]
+    small.run_round(small.world([small.lane(Method(selector, small.Watching()))]))
 
 
 class TestFailures:
@@ -230,7 +237,7 @@ class TestFailures:
     def test_a_client_that_is_not_finite_is_left_out(self, needs: frozenset[str]) -> None:
         selector = small.Fixed([0, 1, 2], [0.5, 0.2, 0.3], needs=needs)
         there = small.world([small.lane(Method(selector, small.Watching()))], poison=[1])
-        record = small.play(there)[0]
+        record = small.run_round(there)[0]
         assert record["rejected"] == [1]
         # trained before the choice, client 1 is not in the view and slots move up
         assert record["selected"] == ([0, 2, 3] if needs else [0, 2])
@@ -245,7 +252,7 @@ class TestFailures:
             [small.lane(Method(selector, small.Watching()), visible=[0, 1])], poison=[0, 1]
         )
         before = there.states.clone()
-        record = small.play(there)[0]
+        record = small.run_round(there)[0]
         assert torch.equal(there.states, before)
         assert record["rejected"] == [0, 1]
         assert record["selected"] == record["weights"] == []
@@ -257,7 +264,7 @@ class TestFailures:
         there = small.world([small.lane(method([0, 1, 2]))])
         rows = [int(there.lanes[0].population.rows[1][0])]
         there.trainer = small.Poisoned(there.trainer, rows, value, place)
-        record = small.play(there)[0]
+        record = small.run_round(there)[0]
         assert record["rejected"] == [1]
         assert record["selected"] == [0, 2]
         assert there.states.isfinite().all()
@@ -266,7 +273,7 @@ class TestFailures:
         people = small.population()
         people.dataset.x_train[people.rows[2]] = torch.inf
         there = small.world([small.lane(method([0, 2]), population=people)])
-        record = small.play(there)[0]
+        record = small.run_round(there)[0]
         assert record["rejected"] == [2]
         assert record["selected"] == [0]
 
@@ -284,11 +291,10 @@ class TestFailures:
         ],
     )
     def test_illegal_choices(self, slots: list[int], weights: Any, words: str) -> None:
-        there = small.world([small.lane(method([0]))])
-        there.observe()
         given = None if weights is None else torch.tensor(weights)
+        answer = Choice(torch.tensor(slots, dtype=torch.long), given)
         with pytest.raises(UserError, match=words):
-            there.commit([Choice(torch.tensor(slots, dtype=torch.long), given)])
+            run_with_answer(answer)
 
     @pytest.mark.parametrize(
         ("answer", "words"),
@@ -306,10 +312,8 @@ class TestFailures:
         ],
     )
     def test_answers_of_another_kind(self, answer: Any, words: str) -> None:
-        there = small.world([small.lane(method([0]))])
-        there.observe()
         with pytest.raises(UserError, match=rf"^Fixed\.select answered round 0 .*{words}"):
-            there.commit([answer])
+            run_with_answer(answer)
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -361,7 +365,7 @@ class TestFailures:
 
         there = small.world([small.lane(Method(small.Fixed([0, 1]), Vandal()))])
         before = there.states.clone()
-        small.play(there)
+        small.run_round(there)
         assert torch.equal(there.states, before)
 
 
@@ -371,7 +375,7 @@ class TestObjectives:
             lane = small.lane(method([0, 1, 2], sequential, distill=0.5))
             there = small.world([lane], small.TrainingRecipe("sgd", lr=1e-30, batch_size=8))
             cut, before = there.reporter.num_params, there.states.clone()
-            small.play(there)
+            small.run_round(there)
             torch.testing.assert_close(there.states[:, :cut], before[:, :cut], rtol=0, atol=1e-7)
             assert not torch.equal(there.states[:, cut:], before[:, cut:])
 
@@ -384,7 +388,7 @@ class TestObjectives:
             first[entry.start : entry.stop] = entry.name.split(".")[0] in ("0", "2")
         trained = []
         for round_num in range(2):
-            small.play(there)
+            small.run_round(there)
             for delta in update_of(there, 0, round_num).deltas:
                 moved = delta != 0
                 assert bool(moved[first].any()) != bool(moved[~first].any())
@@ -395,7 +399,7 @@ class TestObjectives:
         selector = small.Fixed([4, 1], [0.7, 0.9])
         there = small.world([small.lane(Method(selector, small.Watching()))])
         before, cut = there.states[0].clone(), there.reporter.num_params
-        small.play(there)
+        small.run_round(there)
         deltas = update_of(there).deltas
         wanted = before[:cut] + 0.7 * deltas[0, :cut] + 0.9 * deltas[1, :cut]
         torch.testing.assert_close(there.states[0, :cut], wanted)
@@ -406,7 +410,7 @@ class TestCosts:
     def test_a_method_that_chooses_before_training(self) -> None:
         selector = small.Fixed([0, 2], needs=frozenset({"loss"}))
         there = small.world([small.lane(Method(selector, small.Watching()))])
-        record, size, flops = small.play(there)[0], small.layout().size, there.costs.flops
+        record, size, flops = small.run_round(there)[0], small.layout().size, there.costs.flops
         assert record["uplink_bytes"] == 4 * (2 * size + 5)  # two models and five losses
         assert record["downlink_bytes"] == 4 * 5 * size  # all five receive the model
         training = (12 + 20) * 2 * flops.train
@@ -418,7 +422,7 @@ class TestCosts:
         aggregator = small.Watching(frozenset({"proxy_logits"}))
         selector = small.Fixed([0, 2], needs=needs)
         there = small.world([small.lane(Method(selector, aggregator))])
-        record, size, flops = small.play(there)[0], small.layout().size, there.costs.flops
+        record, size, flops = small.run_round(there)[0], small.layout().size, there.costs.flops
         assert record["uplink_bytes"] == 4 * (2 * size + 5 * small.SKETCH)
         assert record["downlink_bytes"] == 4 * 5 * size
         assert record["client_flops"] == sum(small.SIZES) * 2 * flops.train
@@ -427,7 +431,7 @@ class TestCosts:
 
     def test_a_sequential_round(self) -> None:
         there = small.world([small.lane(method([0, 2, 1], sequential=True))])
-        record, size, flops = small.play(there)[0], small.layout().size, there.costs.flops
+        record, size, flops = small.run_round(there)[0], small.layout().size, there.costs.flops
         assert record["uplink_bytes"] == record["downlink_bytes"] == 4 * 3 * size
         assert record["client_flops"] == (12 + 20 + 9) * 2 * flops.train
 
@@ -437,7 +441,7 @@ class TestCosts:
         idle = small.lane(Method(small.Fixed([0], needs=needs), aggregator), min_visible=9)
         there = small.world([idle])
         before = there.states.clone()
-        record = small.play(there)[0]
+        record = small.run_round(there)[0]
         costs = [v for k, v in record.items() if k.endswith(("_bytes", "_flops"))]
         assert costs == [0, 0, 0, 0]
         assert torch.equal(there.states, before)
@@ -454,16 +458,16 @@ def test_a_resumed_world_goes_on_exactly() -> None:
 
     straight, first, second = build(), build(), build()
     for _ in range(4):
-        small.play(straight)
+        small.run_round(straight)
     for _ in range(2):
-        small.play(first)
+        small.run_round(first)
     saved = [first.lane_state(r) for r in range(2)]
     frozen = copy.deepcopy(saved)
-    small.play(first)
+    small.run_round(first)
     assert torch.equal(saved[0]["state"], frozen[0]["state"])  # a snapshot does not move on
     for r in range(2):
         second.load_lane_state(r, saved[r])
-    records = [small.play(second) for _ in range(2)]
+    records = [small.run_round(second) for _ in range(2)]
     assert torch.equal(saved[1]["state"], frozen[1]["state"])
     assert torch.equal(second.states, straight.states)
     assert records[-1][0]["round"] == 3

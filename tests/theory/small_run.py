@@ -9,7 +9,7 @@ from fedglimpse.config.loading import resolve
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.runs.kept_models import save_models
-from fedglimpse.runs.rounds import play_round, snapshot
+from fedglimpse.runs.rounds import run_round, snapshot
 
 SMALL: dict[str, Any] = {
     "data.name": "digits",
@@ -30,6 +30,6 @@ def run_with_models(path: Path, every: int = 1, **settings: Any) -> Path:
     for round_num in range(config.rounds):
         if every and round_num % every == 0:
             save_models(path, round_num, world.states)
-        folder.append(play_round(world, evaluate=True))
+        folder.append(run_round(world, on_test=True))
     folder.save(snapshot(world))
     return path

@@ -32,8 +32,8 @@ from fedglimpse.federation.devices import Precision, check_precision
 from fedglimpse.runs.build import Parts, world_of
 from fedglimpse.runs.folder import write_atomically, writing
 from fedglimpse.runs.provenance import environment
-from fedglimpse.runs.rounds import crew_of, play_round
-from fedglimpse.runs.selectors import Crew
+from fedglimpse.runs.rounds import run_round, selectors_of
+from fedglimpse.runs.selectors import Selectors
 from fedglimpse.simulation.world import World
 
 Kind = Literal["engine", "round"]
@@ -171,14 +171,14 @@ class Stopwatch:
         setattr(owner, method, timed)
 
 
-def watch_round(world: World, crew: Crew, stopwatch: Stopwatch) -> None:
+def watch_round(world: World, selectors: Selectors, stopwatch: Stopwatch) -> None:
     """Let a stopwatch see the phases of a world's rounds."""
     stopwatch.watch(world.trainer, "train", "train")
     stopwatch.watch(world.reporter, "report", "reports")
-    stopwatch.watch(crew, "select", "select")
-    stopwatch.watch(world, "_aggregate", "aggregate")
+    stopwatch.watch(selectors, "select", "select")
+    stopwatch.watch(world, "aggregate", "aggregate")
     stopwatch.watch(world.evaluator, "scores_later", "evaluate")
-    stopwatch.watch(crew, "feedback", "learn")
+    stopwatch.watch(selectors, "feedback", "learn")
 
 
 def bench_round(
@@ -188,19 +188,19 @@ def bench_round(
     config = settings(name, lanes, device, precision, trainer)
     world, torch_device = noise_world(config)
     stopwatch = Stopwatch(torch_device)
-    crew = crew_of(world)
+    selectors = selectors_of(world)
     for i in range(WARM_UP if rounds >= 10 else SHORT_WARM_UP):
-        play_round(world, i == 0, crew)
+        run_round(world, i == 0, selectors)
     round_seconds: list[float] = []
     for i in range(rounds):
         began = stopwatch.now()
-        records = play_round(world, i % TEST_EVERY == 0, crew)
+        records = run_round(world, i % TEST_EVERY == 0, selectors)
         round_seconds.append(stopwatch.now() - began)
     flops = sum(record["client_flops"] for record in records)
-    watch_round(world, crew, stopwatch)
+    watch_round(world, selectors, stopwatch)
     for i in range(TEST_EVERY):
         with stopwatch.phase("other"):
-            play_round(world, i == 0, crew)
+            run_round(world, i == 0, selectors)
     phase_seconds: dict[str, float] = {}  # of a round
     for phase in (*PHASES, "other"):
         phase_seconds[phase] = stopwatch.spent.get(phase, 0.0) / TEST_EVERY
@@ -232,7 +232,7 @@ def bench_engine(
 
     world.trainer.train = timed  # type: ignore[method-assign]
     for _ in range(SHORT_WARM_UP + rounds):
-        records = play_round(world, False)
+        records = run_round(world, False)
     flops = sum(record["client_flops"] for record in records)
     typical_seconds = median(seconds[SHORT_WARM_UP:])
     return {

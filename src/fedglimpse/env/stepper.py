@@ -7,7 +7,7 @@ each with its own seed, while the others go on.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from fedglimpse.env.settings import Settings
 from fedglimpse.errors import UserError
 from fedglimpse.methods.base import Stateless
 from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.simulation.plugin_checks import check_choice
 from fedglimpse.simulation.world import Lane
 from fedglimpse.types import Choice, Outcome, View, Visibility
 
@@ -105,22 +106,16 @@ class LaneStepper:
             self.world.restart(r, *self._fresh(seed))
             self.seeds[r], self.histories[r] = seed, self._history()
 
-    def look(self, meanwhile: Callable[[], None] | None = None) -> list[Look]:
-        """See what there is to choose from, all lanes together; looking twice changes nothing.
-
-        Args:
-            meanwhile: called once, on a GPU while the clients train.
-        """
+    def look(self) -> list[Look]:
+        """See what there is to choose from, all lanes together; looking twice changes nothing."""
         if None in self.seeds:
             raise UserError("An episode has to begin before its first step: call reset() first.")
-        views = self.world.observe(meanwhile)
-        self.looks = [self._look(r, view) for r, view in enumerate(views)]
-        return self.looks
+        return self._look_at(self.world.views(self.world.start_round()))
 
     def step(self, slots: Sequence[Tensor | None], again: Mapping[int, int] = NOBODY) -> list[Step]:
-        """Play one round of every lane and look at the next; `looks` is what was seen.
+        """Run one round of every lane and look at the next; `looks` is what was seen.
 
-        What came of the round is worked out while the clients of the next one train.
+        On a GPU the results of the round are read while the clients of the next one train.
 
         Args:
             slots: for each lane the chosen positions in `Look.view`; None lets the round pass.
@@ -128,24 +123,25 @@ class LaneStepper:
         """
         if len(self.looks) != self.num_lanes:
             raise UserError("A step needs something to choose from: call reset() first.")
-        choices = [
-            None if chosen is None or look.view is None else Choice(chosen)
-            for chosen, look in zip(slots, self.looks, strict=True)
-        ]
-        played = self.world.play(choices)
+        world = self.world
+        choices: list[Choice | None] = []
+        for lane, look, chosen in zip(world.lanes, self.looks, slots, strict=True):
+            choice = None
+            if chosen is not None and look.view is not None:
+                choice = check_choice(Choice(chosen), look.view, self.k, lane.method.selector)
+            choices.append(choice)
+        world.aggregate(world.collect(choices))
+        on_test = []
+        for r, lane in enumerate(world.lanes):
+            on_test.append(r not in again and self._is_evaluated(lane))
+        results = world.score(on_test)
         self.looks = []
-        on_test = self.world.score(
-            [r not in again and self._scored(lane) for r, lane in enumerate(played.lanes)]
-        )
         self.restart(again)
-        steps: list[Step] = []
-
-        def books() -> None:
-            outcomes = played.outcomes()
-            records = played.records([{}] * self.num_lanes, on_test)
-            steps.extend(map(self._step, played.lanes, outcomes, records))
-
-        self.look(books)
+        training = world.start_round()
+        outcomes = results.outcomes()
+        records = results.records([{}] * self.num_lanes)
+        steps = list(map(self._step, results.lanes, outcomes, records))
+        self._look_at(world.views(training))
         return steps
 
     def _fresh(self, seed: int) -> tuple[Lane, Tensor]:
@@ -164,6 +160,10 @@ class LaneStepper:
         config = self.settings.config
         return History(config.agent.history, config.sketch.size)
 
+    def _look_at(self, views: Sequence[View | None]) -> list[Look]:
+        self.looks = [self._look(r, view) for r, view in enumerate(views)]
+        return self.looks
+
     def _look(self, r: int, view: View | None) -> Look:
         lane, history = self.world.lanes[r], self.histories[r]
         if view is not None:
@@ -171,7 +171,7 @@ class LaneStepper:
         sketches, mask = history.window()
         return Look(lane.seed, lane.round_num, view, sketches.clone(), mask)
 
-    def _scored(self, lane: Lane) -> bool:
+    def _is_evaluated(self, lane: Lane) -> bool:
         """True where the round that was just played is scored on the test set, as in a run."""
         config = self.settings.config
         return lane.round_num % config.evaluate.every == 0 or lane.round_num == config.rounds

@@ -28,7 +28,7 @@ from fedglimpse.methods.base import Setting
 from fedglimpse.runs.build import sketch_of
 from fedglimpse.simulation.client_reports import Reporter
 from fedglimpse.simulation.evaluation import Evaluator, Reward
-from fedglimpse.simulation.lane import check_method, check_state
+from fedglimpse.simulation.plugin_checks import check_method, check_state
 from fedglimpse.types import Method, Selector, Visibility
 
 Examples = tuple[Tensor, Tensor]  # raw examples [n, *shape] and labels [n]

@@ -21,7 +21,7 @@ from fedglimpse.flower.deployment import Deployment
 from fedglimpse.flower.device import GRADIENTS
 from fedglimpse.flower.round_log import RoundLog
 from fedglimpse.simulation.gradients import mean_gradient
-from fedglimpse.simulation.local_training import starts_of
+from fedglimpse.simulation.plugin_checks import checked_starts
 
 _HEADER = 1024  # bytes that numpy's format may add
 _LARGEST_SIZE = 2**40  # examples that a client may claim to have
@@ -102,7 +102,7 @@ class ClientRequests:
     def _starts_of(self, ids: list[int]) -> dict[int, Tensor]:
         """Return the states that the aggregator lets these clients train from."""
         deployment = self.deployment
-        rows = starts_of(  # [n, d]
+        rows = checked_starts(  # [n, d]
             deployment.method.aggregator,
             deployment.state.clone(),
             torch.tensor(ids, dtype=torch.long),

@@ -17,8 +17,7 @@ from fedglimpse.flower.deployment import Deployment
 from fedglimpse.flower.handshake import Handshake, wait_until
 from fedglimpse.flower.requests import CheckedUpdate, ClientRequests
 from fedglimpse.flower.round_log import RoundLog
-from fedglimpse.simulation.lane import check_choice
-from fedglimpse.simulation.merge import stepped
+from fedglimpse.simulation.plugin_checks import check_choice, checked_step
 from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.types import Choice, Outcome, Update, View
 
@@ -225,7 +224,7 @@ class DeviceRound:
                 num_params=deployment.layout.num_params,
                 reports=_named(reports, method.aggregator.needs),
             )
-            deployment.state = stepped(method.aggregator, deployment.state.clone(), aggregated)
+            deployment.state = checked_step(method.aggregator, deployment.state.clone(), aggregated)
             if method.aggregator.applied is not None:
                 weights = method.aggregator.applied.double()
         self.log.selected = ids.tolist()

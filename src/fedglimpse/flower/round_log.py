@@ -9,7 +9,7 @@ from typing import Any
 from fedglimpse.federation.costs import Activity
 from fedglimpse.flower.deployment import Deployment
 from fedglimpse.simulation.evaluation import Scores
-from fedglimpse.simulation.results import flops_said, logged
+from fedglimpse.simulation.plugin_checks import plain_metrics, reported_flops
 from fedglimpse.types import RoundRecord
 
 
@@ -47,9 +47,9 @@ class RoundLog:
         """
         selector_name = type(deployment.method.selector).__name__
         feedback_source = f"What {selector_name}.feedback() returned"
-        extra = dict(logged(self.info, f"Choice.info of {selector_name}.select()"))
-        metrics = logged(feedback, feedback_source)
-        selector_flops = flops_said(metrics, feedback_source)
+        extra = dict(plain_metrics(self.info, f"Choice.info of {selector_name}.select()"))
+        metrics = plain_metrics(feedback, feedback_source)
+        selector_flops = reported_flops(metrics, feedback_source)
         for name, value in metrics.items():
             if name != "server_flops":  # counted in the cost
                 extra[name] = value

@@ -45,10 +45,10 @@ class OracleBalance(Stateless):
     needs = frozenset({"label_histogram"})
 
     def select(self, view: View, k: int) -> Choice:
-        """Search for the most even pool; every record says that an oracle was at work."""
+        """Search for the most even pool."""
         value = evenness(view.reports["label_histogram"])
         slots = best_subset(value, view.num_visible, k, view.rng)
-        return Choice(slots, info={"oracle": True})
+        return Choice(slots)
 
 
 def build(setting: Setting) -> Method:

@@ -1,11 +1,11 @@
-"""Runs from start to end: build a world, play its rounds, write records, save, resume."""
+"""Runs from start to end: build a world, run its rounds, write records, save, resume."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,16 +19,17 @@ from fedglimpse.runs.build import build_world
 from fedglimpse.runs.folder import RunFolder, writing
 from fedglimpse.runs.kept_models import save_models
 from fedglimpse.runs.progress import Listener, Silent
-from fedglimpse.runs.rounds import Books, crew_of, nothing, open_round, places_of, restore, snapshot
+from fedglimpse.runs.rounds import positions_of, restore, selectors_of, snapshot
 from fedglimpse.runs.summary import summarise
 from fedglimpse.runs.trackers import LiveLog
-from fedglimpse.simulation.lane import check_state
+from fedglimpse.simulation.plugin_checks import check_state
+from fedglimpse.simulation.results import RoundResults
 from fedglimpse.simulation.world import Lane, World
 from fedglimpse.storage.checkpoint import settle
 
 
 class Stopped(Exception):
-    """The run was asked to stop; it ended after a whole round and can be resumed."""
+    """The run was asked to stop; it ended after a finished round and can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def run(
     Args:
         config: a `Config`, or a mapping of dotted keys such as `{"data.name": "digits"}`.
         out: the run folder; None keeps everything in memory.
-        resume: go on with the run in `out`, if there is one.
-        listener: told about every round.
+        resume: continue the run in `out`, if there is one.
+        listener: follows the rounds.
         should_stop: asked after every round; True ends the run with `Stopped`.
 
     Example:
@@ -66,10 +67,10 @@ def run(
     """
     if not isinstance(config, Config):
         config = resolve(config)
-    world, parts = _gather([(config, None if out is None else Path(out))])
-    folder = parts[0].folder
+    pack = Pack([(config, None if out is None else Path(out))], listener or Silent())
+    folder = pack.runs[0].folder
     with nullcontext() if folder is None else folder.alone():
-        return _run_all(world, parts, resume, listener, should_stop)[0]
+        return pack.run(resume, should_stop)[0]
 
 
 def run_together(
@@ -86,191 +87,234 @@ def run_together(
 
     Args:
         runs: configurations whose `builder.together_key` is the same, with their run folders.
-        resume: go on with the runs that are in their folders.
-        listener: told about every round of all of them.
+        resume: continue the runs that are in their folders.
+        listener: follows the rounds of all of them.
         should_stop: asked after every round; True ends them with `Stopped`.
     """
-    world, parts = _gather(runs)
-    return _run_all(world, parts, resume, listener, should_stop)
+    return Pack(runs, listener or Silent()).run(resume, should_stop)
 
 
-def _gather(runs: Sequence[tuple[Config, Path | None]]) -> tuple[World, list[_Part]]:
-    """Build what the runs share, with all that can be wrong with them found: nothing is written."""
-    for _, path in runs:
-        if path is not None:
-            RunFolder(path).check_simulated()
-    world = build_world([config for config, _ in runs])
-    lanes = iter(list(world.lanes))
-    parts = [_Part(c, path, [next(lanes) for _ in c.seeds]) for c, path in runs]
-    for part in parts:
-        check_policy(part.config, part.lanes)
-    return world, parts
+class Pack:
+    """Runs that share a world; each has its own folder and records."""
+
+    def __init__(self, runs: Sequence[tuple[Config, Path | None]], listener: Listener) -> None:
+        """Build what the runs share and find what is wrong with them; nothing is written."""
+        for _, path in runs:
+            if path is not None:
+                RunFolder(path).check_simulated()
+        self.listener = listener
+        self.world = build_world([config for config, _ in runs])
+        self.selectors = selectors_of(self.world)
+        self.runs: list[PackedRun] = []
+        first = 0
+        for config, path in runs:
+            lanes = self.world.lanes[first : first + len(config.seeds)]
+            first += len(config.seeds)
+            check_policy(config, lanes)
+            self.runs.append(PackedRun(config, path, self.world, lanes))
+        self.unfinished = list(self.runs)
+        self._last_time = 0.0  # when the last round was learnt from
+
+    def run(self, resume: bool, should_stop: Callable[[], bool]) -> list[Result]:
+        """Open the folders, run all rounds, return the results."""
+        folders = [run.folder for run in self.runs if run.folder is not None]
+        with writing(folders[0].path) if folders else nullcontext():
+            settle([folder.checkpoint for folder in folders])
+        with ExitStack() as at_exit:
+            for run in self.runs:
+                at_exit.callback(run.live.end)
+                run.open(resume)
+            single = len(self.runs) == 1
+            name = self.runs[0].config.method if single else f"{len(self.runs)} runs"
+            rounds_done = min(run.rounds_done for run in self.runs)
+            self.listener.begin(name, rounds_done, max(run.config.rounds for run in self.runs))
+            at_exit.callback(self.listener.end)
+            try:
+                self.run_rounds(should_stop)
+            except Exception as error:
+                if _is_fault_of_user_code(error):
+                    for folder in folders:
+                        folder.allow_code_change()
+                raise
+        return [run.result() for run in self.runs]
+
+    def run_rounds(self, should_stop: Callable[[], bool]) -> None:
+        """Run rounds until every run has all of its own; a finished run leaves the world."""
+        world = self.world
+        previous: RoundResults | None = None  # of the last round, if nobody has learnt from it
+        self.finish_runs()
+        self._last_time = time.perf_counter()
+        while self.unfinished:
+            training = world.start_round()  # who is visible; they train now where a method needs it
+            self.learn(previous)  # on a GPU: from the last round, while the clients train
+            views = world.views(training)
+            choices = self.selectors.select(views)
+            world.aggregate(world.collect(choices))  # the chosen train, if nobody has yet
+            previous = world.score(on_test=self.lanes_on_test())
+            stop = should_stop()
+            if stop or self.must_learn_now():
+                self.learn(previous, save=stop or self.is_checkpoint())
+                previous = None
+                if stop and any(run.rounds_left for run in self.unfinished):
+                    raise Stopped
+                self.finish_runs()
+
+    def learn(self, results: RoundResults | None, save: bool = False) -> None:
+        """Let selectors learn from a round and write its records; None: there is none.
+
+        Args:
+            results: of the round.
+            save: replace the checkpoints, too.
+        """
+        if results is None:
+            return
+        metrics = self.selectors.feedback(results.outcomes())
+        records = results.records(metrics)
+        now = time.perf_counter()
+        seconds = (now - self._last_time) / len(records)
+        records = [{**record, "seconds": seconds} for record in records]
+        of_lane = {id(lane): record for lane, record in zip(results.lanes, records, strict=True)}
+        for run in self.unfinished:
+            run.add([of_lane[id(lane)] for lane in run.lanes])
+        if save:
+            self.save()
+        self.listener.round(records)
+        self._last_time = time.perf_counter()  # writing and saving are not part of a round
+
+    def lanes_on_test(self) -> list[bool]:
+        """Return which lanes' newest models are scored on the test set."""
+        return [run.is_evaluated for run in self.unfinished for _ in run.lanes]
+
+    def must_learn_now(self) -> bool:
+        """True where learning cannot wait until the clients of the next round train."""
+        if not trains_in_background(self.world) or self.is_checkpoint():
+            return True
+        return any(run.keeps_models for run in self.unfinished)
+
+    def is_checkpoint(self) -> bool:
+        """True after a round that is saved."""
+        return any(run.is_checkpoint for run in self.unfinished)
+
+    def save(self) -> None:
+        """Replace the checkpoints of all runs, so that they resume together.
+
+        `storage/checkpoint.py` says how this survives being killed.
+        """
+        folders = []
+        for run in self.unfinished:
+            if run.folder is None:
+                continue
+            state = snapshot(self.world, run.lanes)
+            for lane, saved in zip(run.lanes, state["lanes"], strict=True):
+                check_state(lane.method.selector, saved["selector"])
+            run.folder.prepare(state)
+            folders.append(run.folder)
+        for folder in folders:
+            folder.take_over()
+
+    def finish_runs(self) -> None:
+        """Finish the runs that have all their rounds, and take their lanes out of the world."""
+        finished = [run for run in self.unfinished if not run.rounds_left]
+        self.unfinished = [run for run in self.unfinished if run.rounds_left]
+        for run in finished:
+            run.finish()
+        if finished and self.unfinished:  # the lanes of the last runs stay, to be looked at
+            self.world.retire([lane for run in finished for lane in run.lanes])
+            self.selectors = selectors_of(self.world)
 
 
-def _run_all(
-    world: World,
-    parts: Sequence[_Part],
-    resume: bool,
-    listener: Listener | None,
-    should_stop: Callable[[], bool],
-) -> list[Result]:
-    """Open the folders, play all rounds, return what came out."""
-    listener = listener or Silent()
-    name = parts[0].config.method if len(parts) == 1 else f"{len(parts)} runs"
-    pack = [part.folder for part in parts if part.folder is not None]
-    with writing(pack[0].path) if pack else nullcontext():
-        settle([folder.checkpoint for folder in pack])
-    with ExitStack() as after:
-        for part in parts:
-            after.callback(part.live.end)
-            part.open(world, resume)
-        listener.begin(name, min(p.done for p in parts), max(p.config.rounds for p in parts))
-        after.callback(listener.end)
-        try:
-            _play(world, parts, listener, should_stop)
-        except Exception as error:
-            if _of_users_code(error):
-                for folder in pack:
-                    folder.allow_code_change()
-            raise
-    return [part.result(world) for part in parts]
+def trains_in_background(world: World) -> bool:
+    """True where clients train while the server does something else: on a GPU."""
+    return world.states.is_cuda
 
 
-def _of_users_code(error: Exception) -> bool:
-    """True where mending their own code is what the user is told to do."""
-    ours = error.__cause__ is not None  # such as a disk that is full
-    return (isinstance(error, UserError) and not ours) or users_fault(error) is not None
+def _is_fault_of_user_code(error: Exception) -> bool:
+    """True where the user is asked to fix their own code."""
+    has_cause = error.__cause__ is not None  # ours, such as a disk that is full
+    return (isinstance(error, UserError) and not has_cause) or users_fault(error) is not None
 
 
-class _Part:
+class PackedRun:
     """One of the runs that share a world."""
 
-    def __init__(self, config: Config, path: Path | None, lanes: list[Lane]) -> None:
-        self.config, self.lanes = config, lanes
+    def __init__(self, config: Config, path: Path | None, world: World, lanes: list[Lane]) -> None:
+        self.config = config
+        self.world = world
+        self.lanes = lanes
         self.folder = None if path is None else RunFolder(path)
         self.live = LiveLog(config, path)
         self.records: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
 
     @property
-    def done(self) -> int:
-        """Rounds played."""
+    def rounds_done(self) -> int:
+        """Finished rounds."""
         return self.lanes[0].round_num
 
-    def open(self, world: World, resume: bool) -> None:
-        """Make the folder ready and go to where it stopped, if it did."""
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that are still to be run; 0 for a run that is over."""
+        return max(self.config.rounds - self.rounds_done, 0)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """True after a round whose model is scored on the test set."""
+        return self.rounds_done % self.config.evaluate.every == 0 or not self.rounds_left
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """True after a round that is saved."""
+        return self.rounds_done % self.config.checkpoint.every == 0 or not self.rounds_left
+
+    @property
+    def keeps_models(self) -> bool:
+        """True after a round whose models are kept."""
+        every = self.config.checkpoint.keep_models
+        return every > 0 and (self.rounds_done % every == 0 or not self.rounds_left)
+
+    def open(self, resume: bool) -> None:
+        """Make the folder ready and continue where the run stopped, if it did."""
         if self.folder is not None:
             state = self.folder.open(self.config, resume)
             if state is not None:
-                restore(world, state, self.lanes)
+                restore(self.world, state, self.lanes)
             self.records = self.folder.read()
-            self._keep_models(world)
-        self.live.begin(self.config.method, self.done, self.config.rounds)
+            self._keep_models()
+        self.live.begin(self.config.method, self.rounds_done, self.config.rounds)
 
-    @property
-    def due(self) -> bool:
-        """True after a round that is to be saved."""
-        return self.done % self.config.checkpoint.every == 0 or self.done == self.config.rounds
-
-    @property
-    def keeps(self) -> bool:
-        """True after a round whose models are to be kept."""
-        every = self.config.checkpoint.keep_models
-        return every > 0 and (self.done % every == 0 or self.done == self.config.rounds)
-
-    def take(self, world: World, records: Mapping[int, dict[str, Any]]) -> None:
-        """Take in a round's records, by lane, and write them."""
-        new = [{**records[id(lane)], "lane": i} for i, lane in enumerate(self.lanes)]
-        self.records += new
+    def add(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add the records of a round, one for each lane of the run, and write them."""
+        numbered = [{**record, "lane": i} for i, record in enumerate(records)]
+        self.records += numbered
         if self.folder is not None:
-            self.folder.append(new)
-            self._keep_models(world)
-        self.live.round(new)
+            self.folder.append(numbered)
+            self._keep_models()
+        self.live.round(numbered)
 
-    def _keep_models(self, world: World) -> None:
-        """Keep the models that the coming round starts from, where they are asked for."""
-        if self.keeps and self.folder is not None:
-            save_models(self.folder.path, self.done, world.states[places_of(world, self.lanes)])
+    def _keep_models(self) -> None:
+        """Keep the models that the coming round starts from, if the configuration says so."""
+        if self.keeps_models and self.folder is not None:
+            states = self.world.states[positions_of(self.world, self.lanes)]
+            save_models(self.folder.path, self.rounds_done, states)
 
     def finish(self) -> None:
-        """Write what is left when the last round is over."""
+        """Write what is written after the last round."""
         save_policies(self.config, self.lanes)
         self.summary = {"method": self.config.method}
         self.summary |= summarise(self.records, self.config.rounds)
         if self.folder is not None:
             self.folder.finish(self.summary)
 
-    def result(self, world: World) -> Result:
+    def result(self) -> Result:
         """Return the finished run."""
         path = None if self.folder is None else self.folder.path
-        return Result(self.config, self.records, self.summary, world, path)
-
-
-def _play(
-    world: World, parts: Sequence[_Part], listener: Listener, should_stop: Callable[[], bool]
-) -> None:
-    """Play rounds until every run has all of its own; a run that is over leaves the world."""
-    going, crew = list(parts), crew_of(world)
-    finish: Callable[[], object] = nothing  # the last round, where that was put off
-    while True:
-        over = [part for part in going if part.done >= part.config.rounds]
-        going = [part for part in going if part.done < part.config.rounds]
-        for part in over:
-            part.finish()
-        if not going:
-            return
-        if over:
-            world.retire([lane for part in over for lane in part.lanes])
-        evaluate = [scored(part.config, part.done) for part in going for _ in part.lanes]
-        crew = crew_of(world, crew)
-        books = partial(_books, world, going, open_round(world, evaluate, crew, finish))
-        stop, due = should_stop(), any(part.due for part in going)
-        if books_can_wait(world) and not (stop or due or any(part.keeps for part in going)):
-            finish = partial(_tell, listener, books)
-            continue
-        records, finish = books(), nothing
-        del books  # and with it what the clients of this round sent
-        if stop or due:
-            _save(world, going)
-        listener.round(records)
-        if stop and any(part.done < part.config.rounds for part in going):
-            raise Stopped
-
-
-def books_can_wait(world: World) -> bool:
-    """True where clients train while a server does something else: on a GPU."""
-    return world.states.is_cuda
-
-
-def _books(world: World, parts: Sequence[_Part], books: Books) -> list[dict[str, Any]]:
-    """Let selectors learn from the last round that was opened, and write its records."""
-    records = books()
-    of_lane = {id(lane): record for lane, record in zip(world.lanes, records, strict=True)}
-    for part in parts:
-        part.take(world, of_lane)
-    return records
-
-
-def _tell(listener: Listener, books: Books) -> None:
-    listener.round(books())
-
-
-def _save(world: World, parts: Sequence[_Part]) -> None:
-    """Replace the checkpoints of all, so that they resume together (`storage/checkpoint.py`)."""
-    stored = [(part.folder, part.lanes) for part in parts if part.folder is not None]
-    for folder, lanes in stored:
-        state = snapshot(world, lanes)
-        for lane, saved in zip(lanes, state["lanes"], strict=True):
-            check_state(lane.method.selector, saved["selector"])
-        folder.prepare(state)
-    for folder, _ in stored:
-        folder.take_over()
+        return Result(self.config, self.records, self.summary, self.world, path)
 
 
 def check_policy(config: Config, lanes: Sequence[Lane]) -> None:
-    """Raise UserError where a method has not what is asked of it: a policy, a need to be allowed.
+    """Raise UserError where a method lacks a policy to store, or needs no permission it was given.
 
-    Reports mark a run as an oracle's by its permission, so nobody else may have it.
+    Reports recognise the run of an oracle by its permission, so no other run may have it.
     """
     if config.options.get(PERMISSION) and not any(lane.oracle for lane in lanes):
         raise UserError(
@@ -281,14 +325,9 @@ def check_policy(config: Config, lanes: Sequence[Lane]) -> None:
 
 
 def save_policies(config: Config, lanes: Sequence[Lane]) -> None:
-    """Write what the selectors have learnt, if `agent.save` says so."""
+    """Write what the selectors have learnt to `agent.save`, if it is set."""
     if not config.agent.save:
         return
     for lane in lanes:
         policy = cast(Any, lane.method.selector).policy()
         write_policy(policy, config.agent.save, lane.seed, len(lanes))
-
-
-def scored(config: Config, round_num: int) -> bool:
-    """True where this round's model is scored on the test set."""
-    return (round_num + 1) % config.evaluate.every == 0 or round_num == config.rounds - 1

@@ -21,7 +21,7 @@ from fedglimpse.errors import UserError
 from fedglimpse.methods.glimpse import GlimpseSelector
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.progress import Listener, Silent
-from fedglimpse.runs.rounds import crew_of, play_round
+from fedglimpse.runs.rounds import run_round, selectors_of
 from fedglimpse.runs.summary import Estimate
 from fedglimpse.simulation.world import Lane
 
@@ -64,10 +64,10 @@ def teach(configs: Sequence[Config], lessons: int, listener: Listener | None = N
     lanes = list(world.lanes)
     rounds = configs[0].rounds
     listener = listener or Silent()
-    crew = crew_of(world)
+    selectors = selectors_of(world)
     with _progress(listener, f"{len(lanes)} runs", rounds):
         for _ in range(rounds):
-            listener.round(play_round(world, False, crew))
+            listener.round(run_round(world, False, selectors))
     with _progress(listener, "lessons", lessons):
         return _train(configs[0], lanes, lessons, lambda: listener.round([]))
 

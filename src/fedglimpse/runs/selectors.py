@@ -1,83 +1,82 @@
-"""The selectors of a world's lanes: asked together where they can be, else one by one."""
+"""The selectors of several lanes, asked in one place: together where they offer it."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
-from fedglimpse.types import Choice, Outcome, Selector, View
+from fedglimpse.simulation.plugin_checks import check_choice
+from fedglimpse.types import Choice, Method, Outcome, View
 
 
-class Team(Protocol):
-    """Selectors that choose and learn in one go; lanes that sit out are None."""
+class SelectorGroup(Protocol):
+    """Selectors that choose and learn in one pass; entries of lanes that sit out are None."""
 
     def select(self, views: Sequence[View | None], ks: Sequence[int]) -> Sequence[Choice | None]:
-        """Choose in every lane that sees someone."""
+        """Choose in every lane that sees clients."""
 
     def feedback(self, outcomes: Sequence[Outcome | None]) -> Sequence[Mapping[str, float]]:
-        """Learn in every lane that played."""
+        """Learn in every lane in which clients were chosen."""
 
 
-class OneByOne:
-    """A team of any selectors."""
-
-    def __init__(self, selectors: Sequence[Selector]) -> None:
-        self.selectors = selectors
-
-    def select(self, views: Sequence[View | None], ks: Sequence[int]) -> list[Choice | None]:
-        """Ask every selector that sees someone."""
-        return [
-            None if view is None else selector.select(view, k)
-            for selector, view, k in zip(self.selectors, views, ks, strict=True)
-        ]
-
-    def feedback(self, outcomes: Sequence[Outcome | None]) -> list[Mapping[str, float]]:
-        """Tell every selector that played."""
-        return [
-            {} if outcome is None else selector.feedback(outcome)
-            for selector, outcome in zip(self.selectors, outcomes, strict=True)
-        ]
-
-
-class Crew:
-    """All selectors of a world, in teams.
+class Selectors:
+    """The selectors of all lanes of a world.
 
     A selector may offer `group_key`, equal for selectors that can be asked together, and a class
-    method `group(selectors)` that returns the `Team`.
+    method `group(selectors)` that returns their `SelectorGroup`. All others are asked one by one.
     """
 
-    def __init__(self, selectors: Sequence[Selector]) -> None:
-        """Form teams."""
-        self.selectors = list(selectors)
+    def __init__(self, methods: Sequence[Method], ks: Sequence[int]) -> None:
+        """Form the groups.
+
+        Args:
+            methods: of each lane.
+            ks: how many clients each lane may choose (`Method.budget`).
+        """
+        self.methods = methods
+        self.ks = ks
+        self._single: list[int] = []  # lanes whose selector is asked alone
         members: dict[Hashable, list[int]] = {}
-        for r, selector in enumerate(selectors):
-            key = getattr(selector, "group_key", None)
-            members.setdefault(None if key is None else (type(selector), key), []).append(r)
-        self._teams: list[tuple[list[int], Team]] = []
-        for key, places in members.items():
-            some: Any = [selectors[r] for r in places]
-            team = OneByOne(some) if key is None else type(some[0]).group(some)
-            self._teams.append((places, team))
+        for r, method in enumerate(methods):
+            key = getattr(method.selector, "group_key", None)
+            if key is None:
+                self._single.append(r)
+            else:
+                members.setdefault((type(method.selector), key), []).append(r)
+        self._groups: list[tuple[list[int], SelectorGroup]] = []
+        for lanes in members.values():
+            selectors: list[Any] = [methods[r].selector for r in lanes]
+            self._groups.append((lanes, type(selectors[0]).group(selectors)))
 
-    def serves(self, selectors: Sequence[Selector]) -> bool:
-        """True where the crew consists of exactly these selectors."""
-        return len(selectors) == len(self.selectors) and all(
-            a is b for a, b in zip(selectors, self.selectors, strict=True)
-        )
-
-    def select(self, views: Sequence[View | None], ks: Sequence[int]) -> list[Choice | None]:
-        """Choose in every lane that sees someone."""
-        choices: list[Choice | None] = [None] * len(self.selectors)
-        for places, team in self._teams:
-            answers = team.select([views[r] for r in places], [ks[r] for r in places])
-            for r, answer in zip(places, answers, strict=True):
-                choices[r] = answer
-        return choices
+    def select(self, views: Sequence[View | None]) -> list[Choice | None]:
+        """Return the choice of every lane that sees clients; UserError for an illegal one."""
+        budgets = [0] * len(views)
+        for r, view in enumerate(views):
+            if view is not None:
+                budgets[r] = self.methods[r].budget(self.ks[r], view.num_visible)
+        answers: list[Choice | None] = [None] * len(views)
+        for lanes, group in self._groups:
+            choices = group.select([views[r] for r in lanes], [budgets[r] for r in lanes])
+            for r, choice in zip(lanes, choices, strict=True):
+                answers[r] = choice
+        for r in self._single:
+            view = views[r]
+            if view is not None:
+                answers[r] = self.methods[r].selector.select(view, budgets[r])
+        for r, view in enumerate(views):
+            if view is not None:
+                check_choice(answers[r], view, budgets[r], self.methods[r].selector)
+        return answers
 
     def feedback(self, outcomes: Sequence[Outcome | None]) -> list[Mapping[str, float]]:
-        """Let every lane that played learn; returns what each logs."""
-        metrics: list[Mapping[str, float]] = [{}] * len(self.selectors)
-        for places, team in self._teams:
-            for r, said in zip(places, team.feedback([outcomes[r] for r in places]), strict=True):
-                metrics[r] = said
+        """Let every lane in which clients were chosen learn; returns what each logs."""
+        metrics: list[Mapping[str, float]] = [{}] * len(outcomes)
+        for lanes, group in self._groups:
+            group_metrics = group.feedback([outcomes[r] for r in lanes])
+            for r, lane_metrics in zip(lanes, group_metrics, strict=True):
+                metrics[r] = lane_metrics
+        for r in self._single:
+            outcome = outcomes[r]
+            if outcome is not None:
+                metrics[r] = self.methods[r].selector.feedback(outcome)
         return metrics

@@ -16,7 +16,6 @@ from fedglimpse.data.dataset import as_input
 from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.many_models import ManyModels
-from fedglimpse.simulation.transfer import on_its_way
 
 CPU_BATCH = 200  # larger batches page-fault on a CPU
 GPU_BATCH = 5000
@@ -31,6 +30,26 @@ class Scores:
     per_class_f1: Tensor  # [C]
     loss: float
     predicted: Tensor  # [C] share of examples predicted as each class
+
+
+def on_its_way(values: Tensor) -> Callable[[], Tensor]:
+    """Start to copy a tensor to the CPU; returns a function that waits for the copy.
+
+    Work that is given to a GPU after this call is not waited for.
+    """
+    if values.device.type != "cuda":
+        copy = values.cpu()
+        return lambda: copy
+    copy = torch.empty_like(values, device="cpu", pin_memory=True)
+    copy.copy_(values, non_blocking=True)
+    has_arrived = torch.cuda.Event()
+    has_arrived.record(torch.cuda.current_stream(values.device))
+
+    def wait() -> Tensor:
+        has_arrived.synchronize()
+        return copy
+
+    return wait
 
 
 def scores_later(logits: Tensor, y: Tensor, num_classes: int) -> Callable[[], list[Scores]]:

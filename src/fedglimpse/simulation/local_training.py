@@ -1,14 +1,13 @@
-"""The local trainings of a round: who starts from what, in which order, and what came of it.
+"""The local trainings of a round: who trains from which state, on which rows.
 
-Which rows of the training set the clients of all lanes hold, kept where they train.
-
-A round's jobs are cut out of one long list on the device. `Population.take` is the readable twin,
-and what clients get whose rows are drawn when they are seen.
+`launch` starts all trainings of one stage in one call of the trainer; on a GPU they run on while
+the server does something else, until `RunningTraining.wait`. `train` also runs the chains of
+sequential methods, stage by stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,257 +17,252 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse import rng
 from fedglimpse.data.population import Population
-from fedglimpse.errors import UserError
 from fedglimpse.simulation.lane import Lane
+from fedglimpse.simulation.plugin_checks import checked_starts
 from fedglimpse.simulation.trained_clients import TrainedClients
-from fedglimpse.simulation.trainers.jobs import JobsSummary, LocalTrainer, TrainingJobs
-from fedglimpse.simulation.transfer import sent
-from fedglimpse.types import Aggregator, LocalObjective
+from fedglimpse.simulation.trainers.jobs import (
+    JobsSummary,
+    LocalTrainer,
+    TrainingJobs,
+    TrainingResults,
+)
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What came of one lane's trainings."""
-
-    clients: TrainedClients  # those whose result is finite
-    kept: list[int]  # their positions among the ids that were asked for
-    rejected: list[int]  # ids of the others
-
-
-@dataclass(frozen=True)
-class _Task:
+class ClientGroup:
     """Clients of one lane that train at the same time."""
 
-    r: int  # the lane
+    r: int  # position of the lane
     ids: Tensor  # [n]
     starts: Tensor  # [n, d], with stride 0 where all start from the same state
-    first: int  # position in the round of the first of them
+    stage: int = 0  # position of the first of them in the order of the lane's clients
 
 
-def train_round(
+@dataclass(frozen=True)
+class RunningTraining:
+    """Trainings that were launched; on a GPU they may still be running."""
+
+    groups: Sequence[ClientGroup]
+    results: TrainingResults | None  # None: nobody trains
+
+    def wait(self) -> dict[int, TrainedClients]:
+        """Wait for the trainings; returns, by lane, the clients whose update is finite."""
+        if self.results is None:
+            return {}
+        states = self.results.states
+        least, most = torch.aminmax(states, dim=1)  # [J]; NaN where any float is NaN
+        numbers = torch.stack([least, most, self.results.loss, self.results.squared_loss]).cpu()
+        is_finite = numbers[:2].isfinite().all(dim=0)  # [J]
+        all_finite = bool(is_finite.all())
+        trained = {}
+        first = 0
+        for group in self.groups:
+            jobs = slice(first, first + group.ids.shape[0])
+            first = jobs.stop
+            loss, squared_loss = numbers[2, jobs], numbers[3, jobs]
+            clients = TrainedClients(group.ids, group.starts, states[jobs], loss, squared_loss)
+            if not all_finite:
+                clients = clients.pick(is_finite[jobs].nonzero().flatten())
+            trained[group.r] = clients
+        return trained
+
+
+def parallel_groups(
+    lanes: Sequence[Lane], states: Tensor, ids_by_lane: Mapping[int, Tensor]
+) -> list[ClientGroup]:
+    """Return the clients that train at once, from where their lane's aggregator says.
+
+    Args:
+        lanes: all lanes.
+        states: their global states; aggregators may keep what they are given.  # [R, d]
+        ids_by_lane: clients that train, of parallel lanes.
+    """
+    groups = []
+    for r, ids in ids_by_lane.items():
+        starts = checked_starts(lanes[r].method.aggregator, states[r], ids)
+        groups.append(ClientGroup(r, ids, starts))
+    return groups
+
+
+def train(
     trainer: LocalTrainer,
     lanes: Sequence[Lane],
     states: Tensor,
-    ids_of: Mapping[int, Tensor],
-    holdings: Holdings,
-    meanwhile: Callable[[], None] | None = None,
-) -> dict[int, Finished]:
-    """Train some clients of some lanes, as many as possible at once.
+    ids_by_lane: Mapping[int, Tensor],
+    client_rows: ClientRows,
+) -> dict[int, TrainedClients]:
+    """Train clients, as many as possible at once; returns those whose update is finite, by lane.
 
     Clients of a parallel lane start where its aggregator says. Those of a sequential lane train
-    one after the other in the order of their ids' list, each from the last finite result, the
-    first from the global state; the i-th clients of all sequential lanes train together.
+    one after the other in the order of their ids, each from the last finite result, the first from
+    the global state; the i-th clients of all sequential lanes train together.
 
     Args:
         trainer: runs the trainings.
         lanes: all lanes.
-        states: their global states.  # [R, d]
-        ids_of: lane -> ids of the clients that train.
-        holdings: the rows that clients hold.
-        meanwhile: called once, on a GPU while the first of them train.
+        states: their global states, to keep.  # [R, d]
+        ids_by_lane: ids of the clients that train.
+        client_rows: the rows that clients hold.
     """
-    holdings.keep([lane.population for lane in lanes], states.device)
-    parallel = [r for r in ids_of if lanes[r].method.schedule == "parallel"]
-    own = states.clone().unbind()  # [d] each: aggregators may keep what they are given
-    tasks = [
-        _Task(r, ids_of[r], starts_of(lanes[r].method.aggregator, own[r], ids_of[r]), 0)
-        for r in parallel
-    ]
-    heads = {r: own[r] for r in ids_of if r not in parallel}  # where each chain stands
-    parts: dict[int, list[Finished]] = {r: [] for r in ids_of}
-    for stage in range(max([1, *(len(ids_of[r]) for r in heads)])):
-        for r, head in heads.items():
-            ids = ids_of[r][stage : stage + 1]
-            tasks.append(_Task(r, ids, head.expand(len(ids), -1), stage))
-        some = [task for task in tasks if task.ids.shape[0]]
-        for task, done in _run(trainer, lanes, some, holdings, meanwhile):
-            parts[task.r].append(done)
-            if task.r in heads and done.kept:
-                heads[task.r] = done.clients.states[-1]
-        tasks, meanwhile = [], None
-    return {r: _joined(some) for r, some in parts.items() if some}
+    chains = {r: ids for r, ids in ids_by_lane.items() if lanes[r].method.schedule == "sequential"}
+    parallel = {r: ids for r, ids in ids_by_lane.items() if r not in chains}
+    heads = {r: states[r] for r in chains}  # where the next client of each chain starts
+    groups = parallel_groups(lanes, states, parallel)
+    trained: dict[int, list[TrainedClients]] = {r: [] for r in ids_by_lane}
+    stage = 0
+    while True:
+        for r, ids in chains.items():
+            if stage < len(ids):
+                groups.append(ClientGroup(r, ids[stage : stage + 1], heads[r].expand(1, -1), stage))
+        if not groups:
+            return {r: TrainedClients.joined(parts) for r, parts in trained.items()}
+        for r, clients in launch(trainer, lanes, groups, client_rows).wait().items():
+            trained[r].append(clients)
+            if r in chains and len(clients.ids):
+                heads[r] = clients.states[-1]
+        groups = []
+        stage += 1
 
 
-def starts_of(aggregator: Aggregator, state: Tensor, ids: Tensor) -> Tensor:
-    """Ask an aggregator what these clients train from `[n, d]`; UserError where it is no answer."""
-    starts = aggregator.starts(state, ids)
-    if starts.shape != (ids.shape[0], state.shape[0]):
-        raise UserError(
-            f"{type(aggregator).__name__}.starts returned shape {tuple(starts.shape)}: "
-            f"return one state of {len(state)} floats for each of the {len(ids)} clients."
-        )
-    return starts
-
-
-def _run(
+def launch(
     trainer: LocalTrainer,
     lanes: Sequence[Lane],
-    tasks: Sequence[_Task],
-    holdings: Holdings,
-    meanwhile: Callable[[], None] | None,
-) -> list[tuple[_Task, Finished]]:
-    """Run tasks in one call of the trainer and keep the finite results."""
-    trained = trainer.train(*_table(lanes, tasks, holdings)) if tasks else None
-    if meanwhile is not None:  # a GPU has been told what to do, and nothing has been waited for
-        meanwhile()
-    if trained is None:
-        return []
-    least, most = torch.aminmax(trained.states, dim=1)  # [J]; NaN where any float is
-    home = torch.stack([least, most, trained.loss, trained.squared_loss]).cpu()
-    finite = home[:2].isfinite().all(dim=0).tolist()
-    counts = [task.ids.shape[0] for task in tasks]
-    parts = (some.split(counts) for some in (trained.states, home[2], home[3]))
-    answers, at = [], 0
-    for task, count, states, loss, squared_loss in zip(tasks, counts, *parts, strict=True):
-        fine = finite[at : at + count]
-        at += count
-        clients = TrainedClients(task.ids, task.starts, states, loss, squared_loss)
-        places, rejected = list(range(count)), []
-        if not all(fine):
-            places = [i for i in places if fine[i]]
-            rejected = [i for i, ok in zip(task.ids.tolist(), fine, strict=True) if not ok]
-            clients = clients.pick(torch.tensor(places, dtype=torch.long))
-        answers.append((task, Finished(clients, [task.first + i for i in places], rejected)))
-    return answers
+    groups: Sequence[ClientGroup],
+    client_rows: ClientRows,
+) -> RunningTraining:
+    """Start to train some clients, all in one call of the trainer."""
+    if not groups:
+        return RunningTraining((), None)
+    client_rows.hold([lane.population for lane in lanes], groups[0].starts.device)
+    starts, jobs = _jobs(lanes, groups, client_rows)
+    return RunningTraining(groups, trainer.train(starts, jobs))
 
 
-def _table(
-    lanes: Sequence[Lane], tasks: Sequence[_Task], holdings: Holdings
+def _jobs(
+    lanes: Sequence[Lane], groups: Sequence[ClientGroup], client_rows: ClientRows
 ) -> tuple[Tensor, TrainingJobs]:
-    """Return the start states `[S, d]` and the jobs of some tasks."""
-    start, index, keys, sizes, visits, clients, wishes = [], [], [], [], [], [], []
-    count = 0  # rows of `start`
-    for task in tasks:
-        lane, objective = lanes[task.r], lanes[task.r].method.objective
-        ids, shared = task.ids.tolist(), task.starts.stride(0) == 0
-        start.append(task.starts[:1] if shared else task.starts)
-        index += [count + (0 if shared else i) for i in range(len(ids))]
-        count += 1 if shared else len(ids)
+    """Return the start states `[S, d]` and the jobs of some groups."""
+    starts: list[Tensor] = []
+    num_starts = 0
+    start_rows: list[int] = []
+    keys: list[int] = []
+    sizes: list[int] = []
+    visits: list[int] = []
+    objectives: list[tuple[float, float, float, float]] = []
+    clients: list[tuple[Population, list[int]]] = []
+    for group in groups:
+        lane = lanes[group.r]
+        objective = lane.method.objective
+        ids = group.ids.tolist()
+        clients.append((lane.population, ids))
+        if group.starts.stride(0) == 0:  # one row serves all
+            starts.append(group.starts[:1])
+            start_rows += [num_starts] * len(ids)
+            num_starts += 1
+        else:
+            starts.append(group.starts)
+            start_rows += range(num_starts, num_starts + len(ids))
+            num_starts += len(ids)
         keys += rng.keys(lane.seed, "train", lane.round_num, ids)
-        sizes += holdings.sizes(lane.population, ids)
-        visit = lane.visits + task.first
-        visits += [visit + i if objective.block_cycle else -1 for i in range(len(ids))]
-        clients.append(ids)
-        wishes.append(_wishes(objective))
-    states, populations = torch.cat(start), [lanes[task.r].population for task in tasks]
-    numbers = np.array([index, keys, sizes, visits], dtype=np.int64)  # torch.tensor is slow here
-    whole = sent(torch.from_numpy(numbers), states.device)  # [4, J] in one transfer
-    each = np.array(wishes, dtype=np.float32).T.repeat([len(ids) for ids in clients], axis=1)
-    real = sent(torch.from_numpy(each), states.device)  # [4, J]
-    return states, TrainingJobs(
-        start=whole[0],
-        keys=whole[1],
-        rows=holdings.take(populations, clients, whole[2], max(sizes)),
-        sizes=whole[2],
-        mu=real[0],
-        squared=real[1].bool(),
-        distill=real[2],
-        temperature=real[3],
-        visit=whole[3],
+        sizes += client_rows.sizes(lane.population, ids)
+        first_visit = lane.visits + group.stage
+        cycles = objective.block_cycle
+        visits += range(first_visit, first_visit + len(ids)) if cycles else [-1] * len(ids)
+        squared = float(objective.proximal_squared)
+        numbers = (objective.proximal_mu, squared, objective.distill, objective.temperature)
+        objectives += [numbers] * len(ids)
+    device = groups[0].starts.device
+    # One transfer for each type; NumPy, since torch.tensor is slow on lists.
+    integers = np.array([start_rows, keys, sizes, visits], dtype=np.int64)  # [4, J]
+    floats = np.array(objectives, dtype=np.float32).T.copy()  # [4, J]
+    integers_there = torch.from_numpy(integers).to(device, non_blocking=True)
+    floats_there = torch.from_numpy(floats).to(device, non_blocking=True)
+    return torch.cat(starts), TrainingJobs(
+        start=integers_there[0],
+        keys=integers_there[1],
+        rows=client_rows.take(clients, integers_there[2], max(sizes)),
+        sizes=integers_there[2],
+        mu=floats_there[0],
+        squared=floats_there[1].bool(),
+        distill=floats_there[2],
+        temperature=floats_there[3],
+        visit=integers_there[3],
         precomputed=JobsSummary(
             most_rows=max(sizes),
-            any_proximal=any(mu > 0 for mu, *_ in wishes),
-            all_squared=all(squared for _, squared, *_ in wishes),
-            any_special=max(visits) >= 0 or any(distill > 0 for _, _, distill, _ in wishes),
+            any_proximal=any(mu > 0 for mu, *_ in objectives),
+            all_squared=all(squared for _, squared, *_ in objectives),
+            any_special=max(visits) >= 0 or any(distill > 0 for _, _, distill, _ in objectives),
         ),
     )
 
 
-def _wishes(objective: LocalObjective) -> tuple[float, float, float, float]:
-    """Return what a job minimises, as numbers."""
-    squared = float(objective.proximal_squared)
-    return objective.proximal_mu, squared, objective.distill, objective.temperature
+class ClientRows:
+    """Which rows of the training set each client holds, as one long table where they train.
 
-
-def _joined(parts: Sequence[Finished]) -> Finished:
-    """Put the links of a chain together."""
-    if len(parts) == 1:
-        return parts[0]
-    fields = zip(*(vars(part.clients).values() for part in parts), strict=True)
-    return Finished(
-        clients=TrainedClients(*(torch.cat(values) for values in fields)),
-        kept=[i for part in parts for i in part.kept],
-        rejected=[i for part in parts for i in part.rejected],
-    )
-
-
-def mean_losses(losses: Sequence[Tensor]) -> list[float | None]:
-    """Return the mean of every row `[n]`, None where it is empty; rows of one length at once."""
-    by_length: dict[int, list[int]] = {}
-    for i, row in enumerate(losses):
-        by_length.setdefault(row.shape[0], []).append(i)
-    means: list[float | None] = [None] * len(losses)
-    for length, places in by_length.items():
-        found = torch.stack([losses[i] for i in places]).mean(1).tolist() if length else []
-        for i, mean in zip(places, found, strict=False):
-            means[i] = mean
-    return means
-
-
-class Holdings:
-    """The rows of all clients of some populations, one after the other."""
+    The jobs of a round are cut out of the table without a transfer. `Population.take` is the
+    readable twin. Clients of a virtual population draw their rows when they are seen, so these
+    populations have no table.
+    """
 
     def __init__(self) -> None:
-        """Start with nobody."""
-        # by identity; where the rows of each client begin, and where those of the last end
-        self._known: dict[int, tuple[Population, list[int]]] = {}
-        self._rows = torch.zeros(0, dtype=torch.long)
+        """Hold nothing."""
+        self._rows = torch.zeros(0, dtype=torch.long)  # of all clients of all populations
+        # By identity of the population, which is kept alive: where the rows of each client begin,
+        # and where those of the last client end.
+        self._begins: dict[int, tuple[Population, list[int]]] = {}
 
-    def keep(self, populations: Sequence[Population], device: torch.device) -> None:
-        """Hold the rows of all these populations, and of no others where some are new.
+    def hold(self, populations: Sequence[Population], device: torch.device) -> None:
+        """Hold the rows of all these populations; of no others, where some of them are new.
 
         Args:
-            populations: of all lanes; those whose clients draw their rows are left out.
+            populations: of all lanes.
             device: where they train.
         """
-        if all(id(one) in self._known or not _dealt(one) for one in populations):
+        with_table = [one for one in populations if isinstance(one.rows, tuple)]
+        if all(id(population) in self._begins for population in with_table):
             return
-        self._known.clear()
+        self._begins.clear()
         rows: list[Tensor] = []
-        count = longest = 0
-        for population in {id(one): one for one in populations if _dealt(one)}.values():
+        count = 0
+        longest = 0
+        for population in with_table:
+            if id(population) in self._begins:
+                continue
             begins = [count]
-            for own in population.rows:
-                rows.append(own)
-                count, longest = count + len(own), max(longest, len(own))
+            for client_rows in population.rows:
+                rows.append(client_rows)
+                count += len(client_rows)
+                longest = max(longest, len(client_rows))
                 begins.append(count)
-            self._known[id(population)] = population, begins
+            self._begins[id(population)] = (population, begins)
         rows.append(torch.zeros(longest, dtype=torch.long))  # nothing is read beyond the end
         self._rows = torch.cat(rows).to(device)
 
     def sizes(self, population: Population, clients: Sequence[int]) -> list[int]:
-        """Return how many rows some clients of a kept population hold."""
-        if not _dealt(population):
+        """Return how many rows some clients of a held population have."""
+        if id(population) not in self._begins:
             return population.sizes[list(clients)].tolist()
-        begins = self._known[id(population)][1]
-        return [begins[i + 1] - begins[i] for i in clients]
+        begins = self._begins[id(population)][1]
+        return [begins[client + 1] - begins[client] for client in clients]
 
     def take(
-        self,
-        populations: Sequence[Population],
-        clients: Sequence[Sequence[int]],
-        sizes: Tensor,
-        width: int,
+        self, clients: Sequence[tuple[Population, Sequence[int]]], sizes: Tensor, width: int
     ) -> Tensor:
-        """Return the rows of some clients of every population, padded with 0 `[J, n]`.
+        """Return the rows of some clients, padded with 0 `[J, n]`.
 
         Args:
-            populations: some of those that are kept.
-            clients: ids, for each of the populations.
-            sizes: how many rows each of the clients holds; the table is made where this is.  # [J]
+            clients: of each population, their ids.
+            sizes: how many rows each of the clients has; on the device of the result.  # [J]
             width: n, the largest of the sizes.
         """
-        pairs = list(zip(populations, clients, strict=True))
-        if not all(map(_dealt, populations)):
-            rows = [population.rows[i] for population, ids in pairs for i in ids]
+        if not all(id(population) in self._begins for population, _ in clients):
+            rows = [population.rows[client] for population, ids in clients for client in ids]
             return pad_sequence(rows, batch_first=True).to(sizes.device)
-        places = [(self._known[id(population)][1], ids) for population, ids in pairs]
-        firsts = np.array([begin[i] for begin, ids in places for i in ids], dtype=np.int64)
+        first_rows: list[int] = []
+        for population, ids in clients:
+            begins = self._begins[id(population)][1]
+            first_rows += [begins[client] for client in ids]
+        firsts = torch.from_numpy(np.array(first_rows, dtype=np.int64))
         columns = torch.arange(width, device=sizes.device)
-        cells = sent(torch.from_numpy(firsts), sizes.device)[:, None] + columns  # [J, n]
+        cells = firsts.to(sizes.device, non_blocking=True)[:, None] + columns  # [J, n]
         return self._rows[cells].masked_fill(columns >= sizes[:, None], 0)
-
-
-def _dealt(population: Population) -> bool:
-    """True where clients hold their rows from the start, not drawn when they are seen."""
-    return isinstance(population.rows, tuple)

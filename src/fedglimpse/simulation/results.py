@@ -1,164 +1,99 @@
-"""A round whose models are merged: what came of it, once its scores are home.
+"""The results of a round: outcomes for the selectors, records for the run.
 
-The scores may still be on their way when this is made. So a server can send its clients off to the
-next round first, and do its books while they train.
+On a GPU the scores may still be on their way when `RoundResults` is made, so that a server can
+send its clients off to the next round before it reads them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
-from fedglimpse.errors import UserError
 from fedglimpse.federation.costs import CostModel
 from fedglimpse.simulation.evaluation import Scores
-from fedglimpse.simulation.lane import Lane, LaneRound, Upload, kind_of
-from fedglimpse.types import RECORD_FIELDS, Outcome, RoundRecord
+from fedglimpse.simulation.lane import Lane, LaneRound
+from fedglimpse.simulation.plugin_checks import COUNTED_METRIC, plain_metrics, reported_flops
+from fedglimpse.types import Outcome, RoundRecord
 
-ScoresByLane = Callable[[], Mapping[int, Scores]]  # waits until they are there
-
-
-PLAIN = frozenset({bool, int, float, str, type(None)})
+ScoresByLane = Callable[[], Mapping[int, Scores]]  # waits until they have arrived
 
 
-def check_logged(*parts: Mapping[str, Any]) -> None:
-    """Raise UserError where a selector logs something by a name that is measured."""
-    for name in (name for part in parts for name in part if name in RECORD_FIELDS):
-        if name != "server_flops":  # added to what the world counts
-            raise UserError(
-                f"The selector logs '{name}', which is measured: choose another name in "
-                "feedback() or Choice.info."
-            )
-
-
-def logged(said: object, source: str) -> Mapping[str, Any]:
-    """Return what a selector logs as a record can hold it; UserError where it cannot.
-
-    Numbers are taken out of tensors and of numpy's scalars; None is nothing.
-
-    Args:
-        said: what the selector gave.
-        source: where it gave it, to begin a sentence with.
-    """
-    if said is None:
-        return {}
-    if not isinstance(said, Mapping):
-        raise UserError(
-            f"{source} is {kind_of(said)}: give a dict of names and numbers, such as "
-            '{"mean_norm": 0.5}, or nothing.'
-        )
-    for name in said:
-        if not isinstance(name, str):
-            raise UserError(f"{source} has the name {name!r}: use words as names.")
-    check_logged(said)
-    if PLAIN.issuperset(map(type, said.values())):
-        return said
-    plain = {}
-    for name, value in said.items():
-        try:
-            plain[name] = _plain(value)
-        except TypeError as error:
-            raise UserError(
-                f"{source} holds {error} as '{name}', which no record can: give a number, a word, "
-                "or a list of these, such as tensor.tolist()."
-            ) from None
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; TypeError, which says what it is, where JSON has no such."""
-    if isinstance(value, Tensor | np.generic | np.ndarray) and value.ndim == 0:
-        value = value.item()
-    if isinstance(value, bool | int | float | str | None):
-        return value
-    if isinstance(value, list | tuple):
-        fits = PLAIN.issuperset(map(type, value))
-        return list(value) if fits else [_plain(some) for some in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        return {key: _plain(some) for key, some in value.items()}
-    raise TypeError(kind_of(value))
-
-
-def flops_said(metrics: Mapping[str, Any], source: str) -> int:
-    """Return what a selector says that it computed."""
-    flops = metrics.get("server_flops", 0)
-    if not isinstance(flops, int | float) or not math.isfinite(flops):
-        raise UserError(f"{source} has server_flops={flops!r}: give a finite number.")
-    return int(flops)
-
-
-@dataclass
-class Played:
-    """One round of all lanes; lanes that leave or start again meanwhile do not matter."""
+@dataclass(frozen=True)
+class RoundResults:
+    """One finished round of all lanes; lanes that leave or restart afterwards do not matter."""
 
     lanes: Sequence[Lane]
-    now: Sequence[LaneRound]
-    rounds: Sequence[int]  # the number of the round, lane by lane
-    uploads: Mapping[int, Upload]
-    on_proxy: ScoresByLane  # of the lanes that merged something
+    rounds: Sequence[LaneRound]
+    proxy_scores: ScoresByLane  # of the lanes in which clients were chosen
+    test_scores: ScoresByLane  # of the lanes that are evaluated in this round
     costs: CostModel
 
     def outcomes(self) -> list[Outcome | None]:
-        """Say what came of the round and move the rewards on; to be called once."""
+        """Return what selectors learn from, and update the rewards; to be called once."""
         outcomes: list[Outcome | None] = [None] * len(self.lanes)
-        for r, scores in self.on_proxy().items():
-            lane, upload = self.lanes[r], self.uploads[r]
-            reward, per_class = lane.reward.update(scores)
+        for r, scores in self.proxy_scores().items():
+            lane = self.lanes[r]
+            lane_round = self.rounds[r]
+            assert lane_round.selected is not None
             learns_from = lane.method.selector.learns_from
+            reports = lane_round.reports
+            reward, reward_per_class = lane.reward.update(scores)
             outcomes[r] = Outcome(
-                round_num=self.rounds[r],
-                selected=upload.clients.ids,
+                round_num=lane_round.round_num,
+                selected=lane_round.selected,
                 reward=reward,
                 score=lane.reward.score(scores),
                 per_class=scores.per_class_f1,
-                reward_per_class=per_class,
-                weights=upload.weights.float(),
-                reports={n: v for n, v in upload.reports.items() if n in learns_from},
+                reward_per_class=reward_per_class,
+                weights=lane_round.weights.float(),
+                reports={name: reports[name] for name in reports if name in learns_from},
             )
         return outcomes
 
-    def records(
-        self, metrics: Sequence[Mapping[str, float] | None], on_test: ScoresByLane
-    ) -> list[dict[str, Any]]:
-        """Return one record for each lane, after `outcomes`.
+    def records(self, metrics: Sequence[Mapping[str, float] | None]) -> list[dict[str, Any]]:
+        """Return one record for each lane, without its wall time; call `outcomes` before.
 
         Args:
             metrics: what each selector's feedback returned.
-            on_test: scores of the lanes that were evaluated.
         """
-        found = on_test()
-        return [self._record(r, metrics[r], found.get(r)) for r in range(len(self.lanes))]
+        test_scores = self.test_scores()
+        records = []
+        for r, lane_metrics in enumerate(metrics):
+            records.append(self._record(r, lane_metrics, test_scores.get(r)).to_json())
+        return records
 
     def _record(
-        self, r: int, said: Mapping[str, float] | None, scores: Scores | None
-    ) -> dict[str, Any]:
-        lane, now = self.lanes[r], self.now[r]
-        who = type(lane.method.selector).__name__
-        answered = f"What {who}.feedback() returned"
-        info, metrics = logged(now.info, f"Choice.info of {who}.select()"), logged(said, answered)
-        cost = self.costs.round(now.activity(lane, flops_said(metrics, answered)))
-        metrics = {name: value for name, value in metrics.items() if name != "server_flops"}
-        record = RoundRecord(
+        self, r: int, feedback: Mapping[str, float] | None, scores: Scores | None
+    ) -> RoundRecord:
+        lane = self.lanes[r]
+        lane_round = self.rounds[r]
+        selector_name = type(lane.method.selector).__name__
+        feedback_source = f"What {selector_name}.feedback() returned"
+        info_source = f"Choice.info of {selector_name}.select()"
+        extra = dict(plain_metrics(lane_round.choice_info, info_source))
+        metrics = dict(plain_metrics(feedback, feedback_source))
+        selector_flops = reported_flops(metrics, feedback_source)
+        metrics.pop(COUNTED_METRIC, None)  # counted in the cost
+        cost = self.costs.round(lane_round.activity(lane, selector_flops))
+        return RoundRecord(
             lane=r,
             seed=lane.seed,
-            round=self.rounds[r],
-            visible=now.visible,
-            selected=now.selected,
-            rejected=now.rejected,
-            weights=now.weights,
+            round=lane_round.round_num,
+            visible=list(lane_round.examples),
+            selected=[] if lane_round.selected is None else lane_round.selected.tolist(),
+            rejected=list(lane_round.rejected_ids),
+            weights=lane_round.weights.tolist(),
             accuracy=None if scores is None else scores.accuracy,
             macro_f1=None if scores is None else scores.macro_f1,
             per_class_f1=None if scores is None else scores.per_class_f1.tolist(),
             loss=None if scores is None else scores.loss,
-            train_loss=now.train_loss,
+            train_loss=lane_round.train_loss,
             reward=lane.reward.total,
-            extra={**info, **metrics},
-            **vars(cost),
+            extra=extra | metrics,
+            uplink_bytes=cost.uplink_bytes,
+            downlink_bytes=cost.downlink_bytes,
+            client_flops=cost.client_flops,
+            server_flops=cost.server_flops,
             oracle=True if lane.oracle else None,
         )
-        return record.to_json()

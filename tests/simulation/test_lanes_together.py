@@ -1,10 +1,11 @@
-"""Lanes that merge in one pass against `Aggregator.step`, the readable twin."""
+"""Lanes that aggregate in one pass against `Aggregator.step`, the readable twin."""
 
 from __future__ import annotations
 
 import copy
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import small_world as small
@@ -14,8 +15,7 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.federation.aggregation import TemporalWindow, WeightedDelta, batch_key
 from fedglimpse.methods.fedawac import ConsistencyWindow, Options
-from fedglimpse.simulation.lane import Lane, Upload
-from fedglimpse.simulation.merge import step_alone, step_together
+from fedglimpse.simulation.lane import Lane, LaneRound, step_alone, step_together
 from fedglimpse.simulation.trained_clients import TrainedClients, deltas_of, pick_each, side_by_side
 from fedglimpse.types import Method
 
@@ -28,14 +28,25 @@ KINDS = {
 }
 
 
+@dataclass
+class Upload:
+    """The updates of one lane in a round."""
+
+    clients: TrainedClients
+    round: LaneRound
+
+
 def upload(state: Tensor, draw: torch.Generator, own_starts: bool, weights: Tensor) -> Upload:
     starts = state.expand(K, -1)
     if own_starts:
         starts = starts + torch.rand(K, SIZE, generator=draw)
     states = starts + torch.randn(K, SIZE, generator=draw)
     losses = torch.rand(2, K, generator=draw)
-    clients = TrainedClients(torch.arange(K), starts, states, *losses)
-    return Upload(clients, torch.ones(K).long(), weights)
+    ids = torch.arange(K)
+    clients = TrainedClients(ids, starts, states, *losses)
+    examples = dict.fromkeys(range(K), 1)
+    now = LaneRound(0, examples, ids, torch.ones(K).long(), passes=False, weights=weights)
+    return Upload(clients, now)
 
 
 def uploads(states: Tensor, round_num: int, own_starts: bool = False) -> list[Upload]:
@@ -44,48 +55,55 @@ def uploads(states: Tensor, round_num: int, own_starts: bool = False) -> list[Up
     weights = torch.rand(len(states), K, generator=draw, dtype=torch.float64) * 2
     weights[0] = 0
     pairs = zip(states, weights, strict=True)
-    return [upload(state, draw, own_starts, each) for state, each in pairs]
+    return [upload(state, draw, own_starts, lane_weights) for state, lane_weights in pairs]
 
 
 def lanes(kind: str) -> list[Lane]:
     return [small.lane(Method(small.Fixed([0]), copy.deepcopy(KINDS[kind]))) for _ in range(R)]
 
 
-def aggregators(some: Sequence[Lane]) -> list[WeightedDelta]:
-    found = [lane.method.aggregator for lane in some]
-    assert all(isinstance(one, WeightedDelta) for one in found)
-    return found  # type: ignore[return-value]
+def aggregators(lanes: Sequence[Lane]) -> list[WeightedDelta]:
+    result = [lane.method.aggregator for lane in lanes]
+    assert all(isinstance(aggregator, WeightedDelta) for aggregator in result)
+    return result  # type: ignore[return-value]
+
+
+def stepped(lanes: Sequence[Lane], states: Tensor, uploads: Sequence[Upload]) -> Tensor:
+    """Step lanes in one pass; returns the next states."""
+    rounds = [one.round for one in uploads]
+    return step_together(lanes, rounds, states, [one.clients for one in uploads], PARAMS)
 
 
 @pytest.mark.parametrize("own_starts", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_together_is_what_each_does_alone(kind: str, own_starts: bool) -> None:
-    together, alone = lanes(kind), lanes(kind)
+    together = lanes(kind)
+    alone = lanes(kind)
     states = torch.randn(R, SIZE, generator=rng.generator(0, "states"))
     singly = states.clone()
     for round_num in range(6):
         assert len({batch_key(one) for one in aggregators(together)}) == 1
         for r, one in enumerate(uploads(singly, round_num, own_starts)):
-            step_alone(alone[r], singly[r], one, PARAMS)
-        given = uploads(states, round_num, own_starts)
-        states = step_together(aggregators(together), states, given, PARAMS)
+            step_alone(alone[r], one.round, singly[r], one.clients, PARAMS)
+        states = stepped(together, states, uploads(states, round_num, own_starts))
         torch.testing.assert_close(states, singly, rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(aggregators(together), aggregators(alone), strict=True):
-        torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-5, atol=1e-5)
+    for batched, single in zip(aggregators(together), aggregators(alone), strict=True):
+        torch.testing.assert_close(batched.state_dict(), single.state_dict(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_lane_finds_the_same_bits_whoever_merges_with_it() -> None:
-    many, one = lanes("smoothed"), lanes("smoothed")[:1]
+def test_a_lane_finds_the_same_bits_whoever_steps_with_it() -> None:
+    many = lanes("smoothed")
+    one = lanes("smoothed")[:1]
     states = torch.randn(R, SIZE, generator=rng.generator(0, "states"))
     single = states[1:2].clone()
     for round_num in range(6):
-        given = uploads(states, round_num)
-        single = step_together(aggregators(one), single, given[1:2], PARAMS)
-        states = step_together(aggregators(many), states, given, PARAMS)
+        updates = uploads(states, round_num)
+        single = stepped(one, single, updates[1:2])
+        states = stepped(many, states, updates)
         assert torch.equal(single[0], states[1])
 
 
-def test_what_differs_is_not_merged_in_one_pass() -> None:
+def test_what_differs_does_not_step_in_one_pass() -> None:
     begun = TemporalWindow(4, "raw")
     begun.past.append(torch.zeros(SIZE))
     others = [*KINDS.values(), begun]
@@ -95,20 +113,21 @@ def test_what_differs_is_not_merged_in_one_pass() -> None:
 
 
 def test_a_saved_window_holds_its_own_models_only() -> None:
-    some, states = lanes("smoothed"), torch.zeros(R, SIZE)
-    step_together(aggregators(some), states, uploads(states, 0), PARAMS)
+    windows = lanes("smoothed")
+    states = torch.zeros(R, SIZE)
+    stepped(windows, states, uploads(states, 0))
     saved = io.BytesIO()
-    torch.save(some[0].method.aggregator.state_dict()["past"], saved)
+    torch.save(windows[0].method.aggregator.state_dict()["past"], saved)
     saved.seek(0)
     kept = torch.load(saved, weights_only=True)
     assert kept[0].untyped_storage().nbytes() == 4 * SIZE
 
 
 @pytest.mark.parametrize("floats", [2**27, 2 * 3 * 51, 1])
-def test_rounds_that_merge_together_go_as_on_a_cpu(
+def test_rounds_in_one_pass_give_what_a_cpu_gives(
     monkeypatch: pytest.MonkeyPatch, floats: int
 ) -> None:
-    """Every group of lanes, in passes of any size; one lane merges by a class of its own."""
+    """Every group of lanes, in passes of any size; one lane has an aggregator class of its own."""
 
     def world() -> small.World:
         kinds = [KINDS["smoothed"], KINDS["smoothed"], KINDS["plain"], small.Watching()]
@@ -122,10 +141,10 @@ def test_rounds_that_merge_together_go_as_on_a_cpu(
 
     ours, theirs = world(), world()
     for _ in range(4):
-        expected = small.play(theirs)
+        expected = small.run_round(theirs)
         monkeypatch.setattr("fedglimpse.federation.devices.APART", ())
-        monkeypatch.setattr("fedglimpse.simulation.merge.FLOATS", floats)
-        found = small.play(ours)
+        monkeypatch.setattr("fedglimpse.simulation.world.LARGEST_PASS", floats)
+        found = small.run_round(ours)
         monkeypatch.undo()
         torch.testing.assert_close(ours.states, theirs.states, rtol=1e-5, atol=1e-5)
         assert [r["selected"] for r in found] == [r["selected"] for r in expected]

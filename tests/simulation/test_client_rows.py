@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import pytest
 import small_world as small
 import torch
 from torch import Tensor
 
-from fedglimpse import rng
 from fedglimpse.data.config import DataConfig
 from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.data.population import Population
 from fedglimpse.data.virtual import virtual_rows
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.simulation.local_training import Holdings, mean_losses
+from fedglimpse.simulation.local_training import ClientRows
 from fedglimpse.types import Method
 
 
-def taken(holdings: Holdings, people: list[Population], ids: list[list[int]]) -> Tensor:
+def taken(client_rows: ClientRows, people: list[Population], ids: list[list[int]]) -> Tensor:
     """Ask for the rows of some clients."""
-    holdings.keep(people, torch.device("cpu"))
+    client_rows.hold(people, torch.device("cpu"))
     pairs = list(zip(people, ids, strict=True))
-    sizes = torch.tensor([len(one.rows[i]) for one, some in pairs for i in some])
-    assert [n for one, some in pairs for n in holdings.sizes(one, some)] == sizes.tolist()
-    return holdings.take(people, ids, sizes, int(sizes.max()))
+    sizes: list[int] = []
+    for population, clients in pairs:
+        expected = [len(population.rows[client]) for client in clients]
+        assert client_rows.sizes(population, clients) == expected
+        sizes += expected
+    return client_rows.take(pairs, torch.tensor(sizes), max(sizes))
 
 
 def test_rows_are_those_of_each_population() -> None:
-    holdings = Holdings()
+    client_rows = ClientRows()
     first, second, third = (small.population(sizes) for sizes in ((5, 9, 2), (4, 1, 7), (3, 30)))
     for people, ids in (
         ([first, second], [[2, 0], [1]]),
@@ -37,7 +38,7 @@ def test_rows_are_those_of_each_population() -> None:
         ([second], [[2, 0]]),  # one that was let go
     ):
         pairs = list(zip(people, ids, strict=True))
-        table = taken(holdings, people, ids)
+        table = taken(client_rows, people, ids)
         alone = [one.take(torch.tensor(some))[0] for one, some in pairs]
         expected = [row for rows in alone for row in rows]
         assert len(table) == len(expected)
@@ -52,7 +53,7 @@ def test_clients_that_draw_their_rows_are_asked_one_by_one() -> None:
     settings = DataConfig(partition="iid", clients=10**6, samples=4)
     drawn = virtual_rows(labels, torch.arange(len(labels)), PARTITIONS["iid"], settings, seed=0)
     people = Population(dealt.dataset, drawn, dealt.proxy)
-    table = taken(Holdings(), [people, dealt], [[999_999, 3], [0]])
+    table = taken(ClientRows(), [people, dealt], [[999_999, 3], [0]])
     assert table[0, :4].tolist() == people.rows[999_999].tolist()
     assert table[2, : len(dealt.rows[0])].tolist() == dealt.rows[0].tolist()
 
@@ -62,16 +63,7 @@ def test_a_world_sends_the_rows_of_its_lanes_once() -> None:
     needs: list[frozenset[str]] = [frozenset({"train_loss"}), frozenset()]
     methods = [Method(small.Fixed([0, 1], needs=some), WeightedDelta()) for some in needs]
     world = small.world([small.lane(one, seed) for seed, one in enumerate(methods)])
-    small.play(world)
-    sent = world._holdings._rows
-    small.play(world)
-    assert world._holdings._rows is sent
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 10, 11, 16, 33, 100])
-def test_mean_losses_are_bit_for_bit_those_of_each_lane(length: int) -> None:
-    draw = rng.generator(length, "losses")
-    rows = [torch.rand(length, generator=draw) * 9 for _ in range(17)]
-    rows += [torch.rand(5, generator=draw), torch.zeros(0)]
-    found = mean_losses(rows)
-    assert found == [float(row.mean()) if len(row) else None for row in rows]
+    small.run_round(world)
+    table = world._client_rows._rows
+    small.run_round(world)
+    assert world._client_rows._rows is table
