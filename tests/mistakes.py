@@ -19,3 +19,12 @@ def mistake(key: str = "") -> Iterator[None]:
     with pytest.raises(UserError) as caught:
         yield
     assert caught.value.key == key, f"the error is about {caught.value.key!r}: {caught.value}"
+
+
+@contextmanager
+def mistake_naming(subject: str) -> Iterator[None]:
+    """Expect a `UserError` that names the user's own value, file or function, in any wording."""
+    with pytest.raises(UserError) as caught:
+        yield
+    assert subject in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

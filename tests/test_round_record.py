@@ -61,8 +61,9 @@ def test_lines_of_old_runs_are_read() -> None:
     ],
 )
 def test_what_is_no_record_is_named(line: object, field: str) -> None:
-    with pytest.raises(ValueError, match=field):
+    with pytest.raises(ValueError) as caught:
         RoundRecord.from_json(line)
+    assert field in str(caught.value)
 
 
 def test_every_field_is_explained_in_the_docs() -> None:

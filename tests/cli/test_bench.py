@@ -1,4 +1,4 @@
-"""Measuring a machine: parts of a round, files, mistakes; and a run's trace."""
+"""Measuring a machine: phases of a round, files, mistakes; and a run's trace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from fedglimpse.agent.config import PRESETS
 from fedglimpse.cli import bench
 from fedglimpse.cli.main import app
-from fedglimpse.errors import UserError
 from fedglimpse.runs.experiment import run
 from fedglimpse.runs.progress import TRACE, Profiled, Silent
+from mistakes import mistake, mistake_naming
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def call(*words: str) -> Result:
     return result
 
 
-def test_time_inside_a_part_is_not_counted_for_the_part_around_it() -> None:
+def test_time_inside_a_phase_is_not_counted_for_the_phase_around_it() -> None:
     stopwatch = bench.Stopwatch(torch.device("cpu"))
     times = iter([10.0, 12.0, 17.0, 18.0])  # outer begins, inner begins, inner ends, outer ends
     stopwatch.now = lambda: next(times)  # type: ignore[method-assign]
@@ -36,20 +36,20 @@ def test_time_inside_a_part_is_not_counted_for_the_part_around_it() -> None:
     assert stopwatch.spent == {"inner": 5.0, "outer": 3.0}
 
 
-def test_a_round_is_taken_apart(tmp_path: Path) -> None:
+def test_every_phase_of_a_round_is_timed(tmp_path: Path) -> None:
     out = tmp_path / "b.json"
     words = ("--dataset", "digits", "--lanes", "2", "--rounds", "2")
-    told = call("round", *words, "--out", str(out))
-    found = json.loads(out.read_text())
-    (result,) = found["results"]
-    assert found["commit"]
-    assert found["device"]
+    output = call("round", *words, "--out", str(out))
+    content = json.loads(out.read_text())
+    (result,) = content["results"]
+    assert content["commit"]
+    assert content["device"]
     assert (result["lanes"], result["dataset"]) == (2, "digits")
     assert result["ms_per_lane_round"] > 0
     assert set(result["share"]) == {*bench.PHASES, "other"}
     assert sum(result["share"].values()) == pytest.approx(1, abs=0.01)
     assert all(result["share"][phase] > 0 for phase in bench.PHASES)
-    head = next(line for line in told.output.splitlines() if line.startswith("dataset"))
+    head = next(line for line in output.output.splitlines() if line.startswith("dataset"))
     for column in ("ms per lane round", "tflops in training", *bench.PHASES):
         assert column in head
 
@@ -86,17 +86,17 @@ def test_beside_the_plain_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("words", "named"),
     [
-        (["round", "--dataset", "mnist"], "--dataset mnist is unknown"),
+        (["round", "--dataset", "mnist"], "--dataset mnist"),
         (["round", "--lanes", "0"], "--lanes"),
-        (["engine", "--trainer", "foo"], "engine.trainer='foo' is unknown"),
-        (["engine", "--dataset", "digits", "--dataset", "mnist"], "--dataset mnist is unknown"),
-        (["engine", "--precision", "bf16", "--device", "cpu"], "engine.precision=bf16 needs a GPU"),
+        (["engine", "--trainer", "foo"], "engine.trainer"),
+        (["engine", "--dataset", "digits", "--dataset", "mnist"], "--dataset mnist"),
+        (["engine", "--precision", "bf16", "--device", "cpu"], "engine.precision=bf16"),
     ],
 )
-def test_mistakes_are_said(words: list[str], part: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=part):
+def test_a_mistake_writes_nothing(words: list[str], named: str, tmp_path: Path) -> None:
+    with mistake_naming(named):
         CliRunner().invoke(
             app, ["bench", *words, "--out", str(tmp_path / "b")], catch_exceptions=False
         )
@@ -105,12 +105,12 @@ def test_mistakes_are_said(words: list[str], part: str, tmp_path: Path) -> None:
 
 def test_a_trace_holds_the_recorded_rounds(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
-    told = Profiled(Silent(), tmp_path / "r", rounds=4)
+    listener = Profiled(Silent(), tmp_path / "r", rounds=4)
     run(
         {"rounds": 4, "data.clients": 8, "visibility.cluster_size": 4, "selection.k": 2},
-        listener=told,
+        listener=listener,
     )
     events = json.loads((tmp_path / "r" / TRACE).read_text())["traceEvents"]
     assert any("ProfilerStep#2" in event.get("name", "") for event in events)
-    with pytest.raises(UserError, match="rounds=2 is too short for --profile"):
+    with mistake("rounds"):
         Profiled(Silent(), tmp_path, rounds=2)

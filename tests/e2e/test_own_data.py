@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command_line import Finished, fedglimpse
 from fedglimpse.config.loading import resolve
 from fedglimpse.data import sources
-from fedglimpse.errors import UserError
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.experiment import Stopped, run
-from mistakes import mistake
+from mistakes import mistake, mistake_naming
 
-ROOT = Path(__file__).parents[2]
 CODE = """
 import numpy as np
 import torch
@@ -98,29 +94,29 @@ def unseeded():
     return changed(x_train=torch.from_numpy(np.random.rand(300, 4)))()
 """
 
-MISTAKES = {
-    "nothing": "returned NoneType, not a Dataset: return fedglimpse.data.Dataset",
-    "dictionary": "returned dict, not a Dataset",
-    "raises": "failed: KeyError: 'faces' (own_data.py:",
-    "with_argument": "takes (folder), but is called with no arguments",
-    "no_such": "own_data has no function 'no_such'",
-    "arrays": "x_train of type ndarray, not a tensor",
+MISTAKES = {  # what the sentence must name
+    "nothing": "NoneType",
+    "dictionary": "dict",
+    "raises": "KeyError: 'faces' (own_data.py:",
+    "with_argument": "(folder)",
+    "no_such": "'no_such'",
+    "arrays": "x_train of type ndarray",
     "no_tensor": "y_test of type NoneType",
-    "one_number": "y_test of type Tensor, not a tensor with one entry for each row",
+    "one_number": "y_test of type Tensor",
     "other_rows": "x_train has 300 rows but y_train has 299",
     "other_test_rows": "y_test has 60 and x_test 59",
-    "whole_numbers": "x_train of int64: give uint8",
-    "no_features": "x_train of shape (300,): give [rows, features]",
+    "whole_numbers": "x_train of int64",
+    "no_features": "x_train of shape (300,)",
     "empty_test": "x_test of shape (0, 4)",
     "other_shape": "shape (4,) in x_train but (5,) in x_test",
     "other_kind": "x_train of float32 but x_test of uint8",
-    "not_finite": "not finite in 1 rows of x_train, first in row 7",
-    "too_large": "not finite in 300 rows of x_train",
-    "from_one": "the label 3 in y_train, but num_classes=3 allows 0 to 2",
-    "negative": "the label -1 in y_test",
-    "one_hot": "y_train of int64 and shape (300, 3): give one whole number for each row",
+    "not_finite": "1 rows of x_train, first in row 7",
+    "too_large": "300 rows of x_train",
+    "from_one": "label 3 in y_train",
+    "negative": "label -1 in y_test",
+    "one_hot": "y_train of int64 and shape (300, 3)",
     "float_labels": "y_train of float32",
-    "one_class": "num_classes=1: give a whole number of 2 or more",
+    "one_class": "num_classes=1",
     "half_classes": "num_classes=3.5",
     "other_subjects": "subjects has 4",
     "named_subjects": "subjects of float32",
@@ -141,12 +137,8 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "fedglimpse", *words], cwd=folder, env=env, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
+def call(folder: Path, *words: str) -> Finished:
+    return fedglimpse(*words, cwd=folder)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -234,7 +226,7 @@ def test_subjects_are_clients_where_there_are_some(here: Path) -> None:
     words = {"data.partition": "subject", "data.clients": 0, "visibility.cluster_size": 4}
     world = build_world(resolve({**words, "data.name": "own_data:images"}))
     assert world.lanes[0].population.num_clients == 10
-    with pytest.raises(UserError, match="give `subjects` with your own data"):
+    with mistake_naming("`subjects`"):
         build_world(resolve({**words, "data.name": "own_data:table"}))
 
 
@@ -255,32 +247,29 @@ def test_the_name_is_that_of_the_setting_and_numbers_are_plain(here: Path) -> No
     assert (data.num_classes, type(data.num_classes)) == (4, int)
 
 
-@pytest.mark.parametrize(("name", "part"), MISTAKES.items())
-def test_every_mistake_is_one_sentence(here: Path, name: str, part: str) -> None:
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(("name", "subject"), MISTAKES.items())
+def test_every_mistake_is_one_sentence(here: Path, name: str, subject: str) -> None:
+    with mistake_naming(subject):
         sources.load(f"own_data:{name}")
-    assert part in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_data_that_changes_from_call_to_call_is_refused(here: Path) -> None:
     sources.load("own_data:unseeded")
-    with pytest.raises(UserError, match="own_data:unseeded returned other data than before"):
+    with mistake_naming("own_data:unseeded"):
         sources.load("own_data:unseeded")
 
 
 @pytest.mark.parametrize(
-    ("name", "part"),
+    ("name", "subject"),
     [
-        ("own_data:from_one", "the label 3"),
         ("own_data:arrays", "ndarray"),
-        ("own_data", "'pkg.mod:factory'"),
-        ("nowhere:data", "data.name=nowhere:data cannot be imported"),
+        ("own_data", "own_data"),
+        ("nowhere:data", "data.name=nowhere:data"),
     ],
 )
-def test_the_command_says_it_and_writes_nothing(folder: Path, name: str, part: str) -> None:
+def test_the_command_names_it_and_writes_nothing(folder: Path, name: str, subject: str) -> None:
     done = call(folder, "run", f"data.name={name}", "--out", "bad")
-    assert (done.returncode, part in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, subject in done.stderr) == (2, True), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (folder / "bad").exists()
 

@@ -26,7 +26,7 @@ from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
 from fedglimpse.runs import experiment
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.theory.panel import measure_run
-from mistakes import mistake
+from mistakes import mistake, mistake_naming
 
 
 def before(monkeypatch: pytest.MonkeyPatch, number: int, deed: Any) -> None:
@@ -49,7 +49,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.M
     out, settings = tmp_path / "r", small.config("fedavg", rounds=4)
 
     def second() -> None:
-        with pytest.raises(UserError, match="in use"):
+        with mistake_naming(str(out)):
             small.serve(small.grid(), settings, out)
 
     before(monkeypatch, 2, second)
@@ -97,7 +97,7 @@ def test_visits_count_on_where_all_train_before_the_choice() -> None:
 def test_a_policy_is_not_learnt_in_vain(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     grid, place = small.grid(), str(tmp_path / "there")
-    with pytest.raises(UserError, match=r"agent\.save"):
+    with mistake_naming(f"agent.save={place}"):
         small.serve(grid, small.config("glimpse", agent__save=place), tmp_path / "r")
     assert grid.log == []
     assert not (tmp_path / "r").exists()
@@ -147,18 +147,18 @@ def test_a_run_on_devices_is_not_continued_in_the_simulator(tmp_path: Path) -> N
         file.write('{"round": 2}\n')  # ahead of the checkpoint
     there = contents(out)
     for resume in (True, False):
-        with pytest.raises(UserError, match="holds a run on devices"):
+        with mistake("--out"):
             experiment.run(settings, out, resume=resume)
     assert contents(out) == there
     (out / "clients.json").unlink()  # then its checkpoint tells
-    with pytest.raises(UserError, match="is one on devices, 2 rounds of it"):
+    with mistake_naming("--out"):
         experiment.run(settings, out, resume=True)
 
 
 def test_a_run_on_devices_is_not_measured(tmp_path: Path) -> None:
     small.serve(small.grid(), small.config("fedavg", rounds=2), tmp_path / "r")
     there = contents(tmp_path / "r")
-    with pytest.raises(UserError, match="holds a run on devices, which cannot be measured"):
+    with mistake_naming(str(tmp_path / "r")):
         measure_run(tmp_path / "r")
     assert contents(tmp_path / "r") == there
 
@@ -167,7 +167,7 @@ def test_a_run_on_devices_is_known_as_one_before_its_first_round(tmp_path: Path)
     settings, out = small.config("fedavg"), tmp_path / "r"
     with mistake("terms.min_clients"):
         small.serve(FakeGrid([]), settings, out)
-    with pytest.raises(UserError, match="holds a run on devices"):
+    with mistake("--out"):
         experiment.run(settings, out, resume=True)
     assert len(small.serve(small.grid(), settings, out).records) == 3
 

@@ -87,8 +87,9 @@ def test_two_devices_with_one_name_are_told_apart_in_the_error(
     grid = twins(2)
     first, second = (n.node_id for n in grid.nodes)
     sentence = f"Nodes {first} and {second} both say that they are 'declared:0'"
-    with pytest.raises(UserError, match="1 of 2 clients") as caught:
+    with pytest.raises(UserError) as caught:
         small.serve(grid, small.config("fedavg", data__clients=2))
+    assert caught.value.key == "terms.min_clients"
     assert str(caught.value).count(sentence) == 1
     assert "give each its own client-id" in str(caught.value)
     assert caplog.text.count(sentence) == 1
