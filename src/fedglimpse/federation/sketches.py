@@ -9,14 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from functools import cached_property
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.errors import UserError, nearest
+from fedglimpse.federation.models import head_entries
+from fedglimpse.federation.state import Layout
 
+SHARED_SEED = 0  # of every client, server and run, so that policies can travel
 TILE = 1024  # columns of P that are drawn together; changing it changes every sketch
 _CHUNK = 32  # rows a count-sketch gathers at once
 KINDS = ("gaussian", "count")
@@ -180,6 +184,58 @@ def build_sketch(
     if kind == "count":
         return CountSketch(size_in, size_out, seed)
     raise UserError(f"Sketch '{kind}' is unknown.{nearest(kind, KINDS)} Use 'gaussian' or 'count'.")
+
+
+class ParameterSketch:
+    """The sketch of a model's parameters, or of its head alone; simulated and real clients use it.
+
+    The sketch is built on first use, since its matrix may be large.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        kind: str,
+        size: int,
+        scale: str,
+        parameters: str,
+        largest_cached: float = math.inf,
+    ) -> None:
+        """Describe the sketch; the arguments are the settings `sketch.*`.
+
+        Args:
+            layout: of the model.
+            kind: "gaussian" or "count".
+            size: D.
+            scale: of a gaussian sketch.
+            parameters: "head" or "all".
+            largest_cached: floats of a matrix that stays in memory; a larger one is drawn again
+                for every sketch.
+        """
+        entries = head_entries(layout) if parameters == "head" else layout.params
+        self.kind = kind
+        self.size = size
+        self.scale = scale
+        self.largest_cached = largest_cached
+        self.index = torch.cat([torch.arange(e.start, e.stop) for e in entries])
+        self.start = entries[0].start
+        self.stop = entries[-1].stop
+        self.is_contiguous = len(self.index) == self.stop - self.start
+
+    @cached_property
+    def sketch(self) -> Sketch:
+        """The sketch of the selected parameters."""
+        size_in = len(self.index)
+        cached = size_in * self.size <= self.largest_cached
+        scale = cast(Scale, self.scale)
+        return build_sketch(self.kind, size_in, self.size, SHARED_SEED, scale=scale, cached=cached)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return sketches `[..., D]` of parameter rows or states `[..., n]`."""
+        if self.is_contiguous:
+            return self.sketch(rows[..., self.start : self.stop])
+        return self.sketch(rows[..., self.index.to(rows.device)])
 
 
 def _check_sizes(size_in: int, size_out: int) -> None:

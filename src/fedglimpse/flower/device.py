@@ -6,9 +6,9 @@ Everything here is the simulator's own code on the data of one client.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,8 @@ from fedglimpse import rng
 from fedglimpse.config.schema import LocalConfig, SketchConfig
 from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.population import Population
-from fedglimpse.federation.models import head_entries
 from fedglimpse.federation.reports import CATALOGUE
-from fedglimpse.federation.sketches import Scale, Sketch, build_sketch
+from fedglimpse.federation.sketches import ParameterSketch
 from fedglimpse.federation.state import Layout
 from fedglimpse.flower.messages import section
 from fedglimpse.simulation.client_reports import Reporter
@@ -41,8 +40,7 @@ WITH_DATA = GRADIENTS | {"loss", "loss_after", "proxy_predictions"}
 WITHOUT_DATA = frozenset({"sketch", "delta_sketch", "update_norm", "train_loss", "rms_loss"})
 OBJECTIVES = frozenset({"proximal", "distill", "blocks"})
 
-SHARED_SEED = 0  # of the projection; the simulator's, so that policies can travel
-LARGEST_CACHED = 2**24  # floats of a matrix that stays in memory: a process may serve many messages
+LARGEST_CACHED = 2**24  # floats of a sketch's matrix that stays in memory on a device
 
 
 def objective_parts(objective: LocalObjective) -> frozenset[str]:
@@ -57,23 +55,9 @@ def objective_parts(objective: LocalObjective) -> frozenset[str]:
     return frozenset(parts)
 
 
-def projection(settings: SketchConfig, layout: Layout) -> Callable[[Tensor], Tensor]:
-    """Return the map from parameters `[..., num_params]` to sketches `[..., D]`.
-
-    Args:
-        settings: `sketch.*` of the run.
-        layout: of the model.
-    """
-    entries = head_entries(layout) if settings.parameters == "head" else layout.params
-    index = torch.cat([torch.arange(e.start, e.stop) for e in entries])
-    sketch = _built_sketch(settings.kind, len(index), settings.size, cast(Scale, settings.scale))
-    return lambda rows: sketch(rows[..., index])
-
-
-@lru_cache(maxsize=1)
-def _built_sketch(kind: str, size_in: int, size_out: int, scale: Scale) -> Sketch:
-    cached = size_in * size_out <= LARGEST_CACHED
-    return build_sketch(kind, size_in, size_out, SHARED_SEED, scale=scale, cached=cached)
+@lru_cache(maxsize=1)  # a process may serve many messages
+def _sketch(layout: Layout, settings: SketchConfig) -> ParameterSketch:
+    return ParameterSketch(layout, **asdict(settings), largest_cached=LARGEST_CACHED)
 
 
 def local_training(data: Data) -> Train:
@@ -135,7 +119,7 @@ class Device:
         self.settings = settings
         self.data = data
         self.evaluator = Evaluator(model, settings["classes"])
-        sketch = projection(SketchConfig(**section(settings, "sketch")), self.layout)
+        sketch = _sketch(self.layout, SketchConfig(**section(settings, "sketch")))
         self.reporter = Reporter(sketch, self.layout.num_params, self.evaluator)
 
     def probes(

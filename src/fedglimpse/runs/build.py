@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedglimpse import rng
 from fedglimpse.config.checks import check, check_counts, pick_device
-from fedglimpse.config.schema import Config, SketchConfig
+from fedglimpse.config.schema import Config
 from fedglimpse.data.custom import is_own
 from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.population import Population, build_population
@@ -20,10 +20,9 @@ from fedglimpse.data.sources import load
 from fedglimpse.errors import UserError
 from fedglimpse.federation.costs import CostModel, ModelFlops
 from fedglimpse.federation.devices import Precision, check_precision
-from fedglimpse.federation.models import build_model, head_entries
+from fedglimpse.federation.models import build_model
 from fedglimpse.federation.reports import Sizes
-from fedglimpse.federation.sketches import Scale, build_sketch
-from fedglimpse.federation.sketches import Sketch as Projection
+from fedglimpse.federation.sketches import ParameterSketch
 from fedglimpse.federation.state import Layout
 from fedglimpse.federation.visibility import build_visibility
 from fedglimpse.methods import registry
@@ -38,9 +37,6 @@ from fedglimpse.simulation.trainers.choose import (
 )
 from fedglimpse.simulation.trainers.jobs import Examples, LocalTrainer
 from fedglimpse.simulation.world import Lane, World
-
-SKETCH_SEED = 0  # shared by every client and every run, so that policies can travel
-
 
 # Runs that agree on these keys can share a world: their clients train in the same batches.
 SHARED_KEYS = (
@@ -219,36 +215,6 @@ def population_of(config: Config, dataset: Dataset, seed: int) -> Population:
     return build_population(dataset, config.data, seed)
 
 
-class ParameterSketch:
-    """The sketch of parameter rows `[..., parameters]`. Its matrix is drawn on first use."""
-
-    def __init__(self, settings: SketchConfig, layout: Layout) -> None:
-        self.settings = settings
-        entries = head_entries(layout) if settings.parameters == "head" else layout.params
-        self.start = entries[0].start
-        self.stop = entries[-1].stop
-        self.index = torch.cat([torch.arange(e.start, e.stop) for e in entries])
-        self.contiguous = len(self.index) == self.stop - self.start
-
-    @cached_property
-    def projection(self) -> Projection:
-        """The projection of the sketched parameters."""
-        return build_sketch(
-            self.settings.kind,
-            len(self.index),
-            self.settings.size,
-            SKETCH_SEED,
-            scale=cast(Scale, self.settings.scale),
-            cached=True,
-        )
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return sketches `[..., D]`."""
-        if self.contiguous:
-            return self.projection(rows[..., self.start : self.stop])
-        return self.projection(rows[..., self.index.to(rows.device)])
-
-
 def sketch_of(config: Config, layout: Layout) -> ParameterSketch:
     """Return the sketch of parameter rows."""
-    return ParameterSketch(config.sketch, layout)
+    return ParameterSketch(layout, **asdict(config.sketch))
