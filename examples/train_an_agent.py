@@ -1,4 +1,4 @@
-"""Train your own agent in 40 lines: one number for each client, learnt by policy gradient.
+"""Train your own agent in 70 lines: one number for each client, learnt by policy gradient.
 
 Needs: pip install 'fedglimpse[gym]'          Run: python examples/train_an_agent.py
 """
@@ -9,43 +9,62 @@ import torch
 
 import fedglimpse.env  # registers the environment
 
-ROUNDS, K = 30, 3
+ROUNDS = 30
+K = 3  # clients chosen in a round
 CONFIG = {"data.partition": "label_skew", "rounds": ROUNDS, "selection.k": K}
 
 
+def choose(
+    logits: torch.Tensor, slots: int, draw: np.random.Generator
+) -> tuple[np.ndarray, torch.Tensor]:
+    """Draw K of the visible clients without replacement, by adding Gumbel noise to their logits.
+
+    Returns an action, one score for each slot, and the log probability of the draw.
+    """
+    visible = len(logits)
+    noisy = logits.detach().numpy() + draw.gumbel(size=visible)
+    action = np.zeros(slots, np.float32)
+    action[:visible] = np.tanh(noisy / 10)  # only the order counts
+    order = np.argsort(-noisy)
+    log_prob = torch.zeros(())
+    for i in range(min(K, visible)):  # the i-th client, among those not drawn before it
+        log_prob = log_prob + logits[order[i]] - logits[order[i:]].logsumexp(0)
+    return action, log_prob
+
+
 def main(episodes: int = 40) -> list[float]:
-    """Return the mean reward of every episode."""
+    """Train, and return the mean reward of every episode."""
     env = gymnasium.make(fedglimpse.env.ID, config=CONFIG, reports=(), vary=("model",))
-    value = torch.zeros(env.unwrapped.shape.clients, requires_grad=True)  # [N] what is learnt
-    optimizer, draw = torch.optim.Adam([value], lr=0.05), np.random.default_rng(0)
-    usual, means = np.zeros(ROUNDS), []  # the usual return from each round on
+    slots = env.action_space.shape[0]
+    preferences = torch.zeros(env.unwrapped.shape.clients, requires_grad=True)  # [N] learnt
+    optimizer = torch.optim.Adam([preferences], lr=0.05)
+    draw = np.random.default_rng(0)
+    baseline = np.zeros(ROUNDS)  # mean return from each round on
+    episode_rewards = []
     for episode in range(episodes):
-        seen, _ = env.reset(seed=episode)
-        log_chances, rewards, over = [], [], False
-        while not over:
-            visible = seen["mask"].sum()
-            logits = value[seen["ids"][:visible]]  # [V]
-            noisy = logits.detach().numpy() + draw.gumbel(size=visible)  # a draw without return
-            action = np.zeros(env.action_space.shape, np.float32)
-            action[:visible] = np.tanh(noisy / 10)  # only the order counts
-            log_chance, order = torch.zeros(()), np.argsort(-noisy)
-            for i in range(min(K, visible)):  # chance of this client among those left
-                log_chance = log_chance + logits[order[i]] - logits[order[i:]].logsumexp(0)
-            log_chances.append(log_chance)
-            seen, reward, terminated, truncated, _ = env.step(action)
+        observation, _ = env.reset(seed=episode)
+        log_probs = []
+        rewards = []
+        done = False
+        while not done:
+            visible = observation["mask"].sum()
+            logits = preferences[observation["ids"][:visible]]  # [V]
+            action, log_prob = choose(logits, slots, draw)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            log_probs.append(log_prob)
             rewards.append(reward)
-            over = terminated or truncated
+            done = terminated or truncated
         returns = np.array([np.mean(rewards[t : t + 10]) for t in range(len(rewards))])
-        better = torch.from_numpy(returns - usual).float()
-        usual += (returns - usual) / (episode + 1)
-        if episode:  # the first episode only says what is usual
+        advantage = torch.from_numpy(returns - baseline).float()
+        baseline += (returns - baseline) / (episode + 1)
+        if episode:  # the first episode only sets the baseline
             optimizer.zero_grad()
-            (-better * torch.stack(log_chances)).sum().backward()
+            (-advantage * torch.stack(log_probs)).sum().backward()
             optimizer.step()
-        means.append(float(np.mean(rewards)))
-    return means
+        episode_rewards.append(float(np.mean(rewards)))
+    return episode_rewards
 
 
 if __name__ == "__main__":
-    for i, mean in enumerate(main()):
-        print(f"episode {i:3}   mean reward {mean:.3f}")
+    for episode, reward in enumerate(main()):
+        print(f"episode {episode:3}   mean reward {reward:.3f}")
