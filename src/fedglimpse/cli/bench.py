@@ -40,7 +40,7 @@ Kind = Literal["engine", "round"]
 
 
 @dataclass(frozen=True)
-class Shape:
+class DataShape:
     """The size of a dataset and of a federation that usually trains on it."""
 
     train: int  # examples
@@ -51,10 +51,10 @@ class Shape:
 
 
 SHAPES = {
-    "cifar10": Shape(50_000, 10_000, (3, 32, 32), 10, 100),
-    "fashion": Shape(60_000, 10_000, (1, 28, 28), 10, 100),
-    "har": Shape(10_500, 2_947, (561,), 6, 30),
-    "digits": Shape(1_437, 360, (1, 8, 8), 10, 40),
+    "cifar10": DataShape(50_000, 10_000, (3, 32, 32), 10, 100),
+    "fashion": DataShape(60_000, 10_000, (1, 28, 28), 10, 100),
+    "har": DataShape(10_500, 2_947, (561,), 6, 30),
+    "digits": DataShape(1_437, 360, (1, 8, 8), 10, 40),
 }
 PHASES = ("train", "reports", "select", "aggregate", "evaluate", "learn")
 TEST_EVERY = 10  # rounds between scores on the test set
