@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fedglimpse.config.loading import parse_words
-from fedglimpse.env.arrays import Shape, chosen_slots, info_of, observe
+from fedglimpse.env.arrays import Shape, as_arrays, chosen_slots, info_of
 from fedglimpse.env.settings import Settings, settings_of
 from fedglimpse.env.stepper import LaneStepper
 from fedglimpse.runs.build import Parts
@@ -40,17 +40,18 @@ class Lanes:
         self.stepper = LaneStepper(settings, len(seeds), parts)
         self.shape = Shape.of(self.stepper)
         self.stepper.restart(dict(enumerate(seeds)))
-        self.stepper.look()
+        self.stepper.observe()
 
     def step(self, actions: np.ndarray) -> object:
         """Run one round of every lane."""
         stepper = self.stepper
         chosen = [
-            chosen_slots(action, look, stepper.k, subset=False)
-            for action, look in zip(actions, stepper.looks, strict=True)
+            chosen_slots(action, observation, stepper.k, subset=False)
+            for action, observation in zip(actions, stepper.observations, strict=True)
         ]
         steps = stepper.step(chosen)
-        return observe(stepper.looks, self.shape), [*map(info_of, stepper.looks, steps)]
+        infos = list(map(info_of, stepper.observations, steps))
+        return as_arrays(stepper.observations, self.shape), infos
 
 
 class Clock:

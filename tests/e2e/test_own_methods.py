@@ -277,7 +277,7 @@ def test_an_environment_needs_the_permission_too() -> None:
     allowed = {"method": "fedavg", "options.allow_oracle": True, **SMALL}
     stepper = LaneStepper(settings_of(allowed, reports), 1)
     stepper.restart({0: 0})
-    stepper.look()
+    stepper.observe()
     assert stepper.step([torch.tensor([0, 1])])[0].record["oracle"] is True
 
 

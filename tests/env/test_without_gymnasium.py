@@ -27,7 +27,7 @@ from fedglimpse.env.stepper import LaneStepper
 config = {"data.clients": 12, "selection.k": 2, "rounds": 2, "sketch.size": 4}
 stepper = LaneStepper(settings_of(config), 2)
 stepper.restart({0: 3, 1: 4})
-stepper.look()
+stepper.observe()
 steps = stepper.step([torch.tensor([0, 1]), None])
 assert len(steps[0].record["selected"]) == 2 and steps[1].record["selected"] == []
 from fedglimpse.env import SelectorPolicy

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedglimpse.agent.inputs import finite
-from fedglimpse.env.stepper import LaneStepper, Look, Step
+from fedglimpse.env.stepper import LaneObservation, LaneStepper, StepResult
 from fedglimpse.errors import require
 from fedglimpse.federation.visibility import most_visible
 from fedglimpse.methods.base import top_slots
@@ -71,11 +71,11 @@ class Shape:
         )
 
 
-def observe(looks: Sequence[Look], shape: Shape) -> Observation:
+def as_arrays(lanes: Sequence[LaneObservation], shape: Shape) -> Observation:
     """Return what R lanes see as padded arrays with R rows; see docs/environment.md."""
-    num_lanes = len(looks)
-    history = np.stack([look.history.numpy() for look in looks])
-    history_mask = np.stack([look.history_mask.numpy() for look in looks])
+    num_lanes = len(lanes)
+    history = np.stack([lane.history.numpy() for lane in lanes])
+    history_mask = np.stack([lane.history_mask.numpy() for lane in lanes])
     observation: Observation = {
         "ids": np.zeros((num_lanes, shape.slots), np.int64),
         "sizes": np.zeros((num_lanes, shape.slots), np.int64),
@@ -88,25 +88,25 @@ def observe(looks: Sequence[Look], shape: Shape) -> Observation:
         observation["clients"] = np.zeros(size, np.float32)
     if shape.histogram:
         observation["proxy_histogram"] = np.zeros((num_lanes, shape.classes), np.float32)
-    for lane, look in enumerate(looks):
-        if look.view is not None:
-            _fill(observation, lane, look.view, shape)
+    for index, lane in enumerate(lanes):
+        if lane.view is not None:
+            _fill(observation, index, lane.view, shape)
     if shape.features:
         observation["clients"] = _finite(observation["clients"])
     return observation
 
 
-def _fill(observation: Observation, lane: int, view: View, shape: Shape) -> None:
+def _fill(observation: Observation, index: int, view: View, shape: Shape) -> None:
     """Write what one lane sees into its row."""
     count = view.num_visible
-    observation["ids"][lane, :count] = view.ids.numpy()
-    observation["sizes"][lane, :count] = view.sizes.numpy()
-    observation["mask"][lane, :count] = 1
+    observation["ids"][index, :count] = view.ids.numpy()
+    observation["sizes"][index, :count] = view.sizes.numpy()
+    observation["mask"][index, :count] = 1
     for name, columns in shape.columns.items():
         report = view.reports[name].numpy()
-        observation["clients"][lane, :count, columns] = report.reshape(count, -1)
+        observation["clients"][index, :count, columns] = report.reshape(count, -1)
     if shape.histogram:
-        observation["proxy_histogram"][lane] = view.server["proxy_histogram"].numpy()
+        observation["proxy_histogram"][index] = view.server["proxy_histogram"].numpy()
 
 
 def _finite(values: Array) -> Array:
@@ -166,16 +166,16 @@ def _join_last_two(values: Array) -> Array:
     return values.reshape(*values.shape[:-2], -1)
 
 
-def chosen_slots(action: Array, look: Look, k: int, subset: bool) -> Tensor | None:
+def chosen_slots(action: Array, lane: LaneObservation, k: int, subset: bool) -> Tensor | None:
     """Turn an action `[S]` into at most `k` slots; None where nobody is visible.
 
     Scores: the `k` best visible slots, best first. A subset: its visible members; of too many,
     `k` are drawn, and too few are filled up by drawing from the other visible slots. Equal scores
     are ordered at random. All draws come from the seed and the round.
     """
-    if look.view is None:
+    if lane.view is None:
         return None
-    visible = look.view.num_visible
+    visible = lane.view.num_visible
     scores = np.asarray(action)[:visible].astype(np.float64)
     require(
         len(scores) == visible,
@@ -185,17 +185,17 @@ def chosen_slots(action: Array, look: Look, k: int, subset: bool) -> Tensor | No
     require(
         not np.isnan(scores).any(), "The action holds NaN for a visible slot: give it a number."
     )
-    return top_slots(torch.from_numpy(scores > 0 if subset else scores), k, look.view.rng)
+    return top_slots(torch.from_numpy(scores > 0 if subset else scores), k, lane.view.rng)
 
 
-def info_of(look: Look, step: Step | None) -> dict[str, Any]:
+def info_of(lane: LaneObservation, step: StepResult | None) -> dict[str, Any]:
     """Return the info that goes with an observation.
 
     Args:
-        look: what is observed.
+        lane: the observation.
         step: the round that led to it; None at the start of an episode.
     """
-    info: dict[str, Any] = {"seed": look.seed, "round": look.round_num}
+    info: dict[str, Any] = {"seed": lane.seed, "round": lane.round_num}
     if step is None:
         return info
     outcome = step.outcome

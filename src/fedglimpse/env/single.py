@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 
 from fedglimpse.config.schema import Config
-from fedglimpse.env.arrays import Array, Observation, Shape, chosen_slots, info_of, observe
+from fedglimpse.env.arrays import Array, Observation, Shape, as_arrays, chosen_slots, info_of
 from fedglimpse.env.episodes import EpisodeSeeds
 from fedglimpse.env.settings import EPISODE_PARTS, settings_of
 from fedglimpse.env.spaces import action_space, observation_space, reward_space
@@ -67,20 +67,20 @@ class ClientSelection(gym.Env[Observation, Array]):
         """
         super().reset(seed=seed)
         self.stepper.restart({0: self._seeds.next(seed)})
-        look = self.stepper.look()[0]
-        return self._observation(), info_of(look, None)
+        observation = self.stepper.observe()[0]
+        return self._observation(), info_of(observation, None)
 
     def step(self, action: Array) -> tuple[Observation, Any, bool, bool, dict[str, Any]]:
         """Run one round."""
-        looks = self.stepper.looks or self.stepper.look()
-        slots = chosen_slots(action, looks[0], self.stepper.k, self.action == "subset")
+        observations = self.stepper.observations or self.stepper.observe()
+        slots = chosen_slots(action, observations[0], self.stepper.k, self.action == "subset")
         step = self.stepper.step([slots])[0]
         reward: Any = step.reward
         if self.reward == "per_class":
             reward = step.reward_per_class.numpy().copy()
-        info = info_of(self.stepper.looks[0], step)
+        info = info_of(self.stepper.observations[0], step)
         return self._observation(), reward, step.terminated, step.truncated, info
 
     def _observation(self) -> Observation:
-        lanes = observe(self.stepper.looks, self.shape)
+        lanes = as_arrays(self.stepper.observations, self.shape)
         return {name: values[0] for name, values in lanes.items()}

@@ -1,7 +1,7 @@
-"""Lanes of one World, moved step by step from outside: what all environments are built on.
+"""Lanes of one World whose choices come from outside: what all environments are built on.
 
-Nothing here needs gymnasium. One step is one communication round; lanes start again one by one,
-each with its own seed, while the others go on.
+Nothing here needs gymnasium. One step is one communication round of every lane; a lane restarts on
+its own, with its own seed, while the others continue.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from fedglimpse.agent.history import History
 from fedglimpse.env.settings import Settings
-from fedglimpse.errors import UserError
+from fedglimpse.errors import UserError, require
 from fedglimpse.methods.base import Stateless
 from fedglimpse.runs.build import Parts, world_of
 from fedglimpse.simulation.plugin_checks import check_choice
 from fedglimpse.simulation.world import Lane
 from fedglimpse.types import Choice, Outcome, View, Visibility
 
-NOBODY: Mapping[int, int] = MappingProxyType({})
+NO_SEEDS: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Look:
+class LaneObservation:
     """What one lane's server sees before it chooses."""
 
     seed: int  # of the episode
@@ -39,8 +39,8 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Step:
-    """What came of one round of one lane."""
+class StepResult:
+    """The result of one round of one lane."""
 
     record: dict[str, Any]  # as in `rounds.jsonl`, without the wall time
     outcome: Outcome | None  # None: the round passed without training
@@ -50,32 +50,36 @@ class Step:
     truncated: bool  # the horizon was reached
 
 
-class Outside(Stateless):
-    """Stands where a method's selector would be: the choice comes from outside."""
+class ExternalSelector(Stateless):
+    """Replaces a method's selector: it asks for reports, and the agent outside chooses."""
 
     def __init__(self, needs: frozenset[str]) -> None:
-        """Ask for `needs`, whoever chooses."""
+        """Ask for the reports `needs`."""
         self.needs = needs
 
     def select(self, view: View, k: int) -> Choice:
-        """Refuse: only `LaneStepper.play` chooses."""
+        """Refuse: only `LaneStepper.step` chooses."""
         raise UserError("An environment has no selector of its own: give its step an action.")
 
 
 @dataclass(frozen=True)
-class Pinned:
+class FixedVisibility:
     """A visibility pattern that is the same in every episode."""
 
     pattern: Visibility
     seed: int
 
     def visible(self, seed: int, round_num: int) -> Tensor:
-        """Return who is visible with the pinned seed `[V]`."""
+        """Return the visible clients of the fixed seed, and not of `seed` `[V]`."""
         return self.pattern.visible(self.seed, round_num)
 
 
 class LaneStepper:
-    """R federations that are observed together, played together and restarted one by one."""
+    """R federations that are observed together, stepped together and restarted one by one.
+
+    Call `restart` for every lane, then `observe`, then `step` as often as you like: each step ends
+    with the observations of the next round.
+    """
 
     def __init__(self, settings: Settings, num_lanes: int, parts: Parts | None = None) -> None:
         """Build the world.
@@ -83,17 +87,19 @@ class LaneStepper:
         Args:
             settings: what to build.
             num_lanes: R, federations side by side.
-            parts: dataset and device, where they are there already.
+            parts: dataset and device, where they exist already.
         """
-        if num_lanes < 1:
-            raise UserError(f"num_envs={num_lanes} is too small: use 1 or more.")
+        require(
+            num_lanes >= 1, f"num_envs={num_lanes} is too small: use 1 or more.", key="num_envs"
+        )
         config = replace(settings.config, seeds=tuple(range(num_lanes)))
-        self.settings, self.num_lanes = settings, num_lanes
+        self.settings = settings
+        self.num_lanes = num_lanes
         self.parts = Parts.of(settings.config) if parts is None else parts
         self.world = world_of(self.parts, [config])
-        self.seeds: list[int | None] = [None] * num_lanes  # None: not started yet
-        self.histories = [self._history() for _ in range(num_lanes)]
-        self.looks: list[Look] = []
+        self.seeds: list[int | None] = [None] * num_lanes  # None: no episode has begun
+        self.histories = [self._new_history() for _ in range(num_lanes)]
+        self.observations: list[LaneObservation] = []  # empty until `observe` is called
 
     @property
     def k(self) -> int:
@@ -101,124 +107,145 @@ class LaneStepper:
         return self.settings.config.selection.k
 
     def restart(self, seeds: Mapping[int, int]) -> None:
-        """Begin an episode in some lanes: lane -> seed; call `look` when all have one."""
-        for r, seed in seeds.items():
-            self.world.restart(r, *self._fresh(seed))
-            self.seeds[r], self.histories[r] = seed, self._history()
+        """Begin an episode in some lanes: lane -> seed; call `observe` when all have one."""
+        for index, seed in seeds.items():
+            lane, state = self._new_lane(seed)
+            self.world.restart(index, lane, state)
+            self.seeds[index] = seed
+            self.histories[index] = self._new_history()
 
-    def look(self) -> list[Look]:
-        """See what there is to choose from, all lanes together; looking twice changes nothing."""
-        if None in self.seeds:
-            raise UserError("An episode has to begin before its first step: call reset() first.")
-        return self._look_at(self.world.views(self.world.start_round()))
+    def observe(self) -> list[LaneObservation]:
+        """Return what all lanes can choose from; observing twice changes nothing."""
+        require(
+            None not in self.seeds,
+            "An episode has to begin before its first step: call reset() first.",
+        )
+        training = self.world.start_round()
+        return self._observe(self.world.views(training))
 
-    def step(self, slots: Sequence[Tensor | None], again: Mapping[int, int] = NOBODY) -> list[Step]:
-        """Run one round of every lane and look at the next; `looks` is what was seen.
+    def step(
+        self, slots: Sequence[Tensor | None], new_seeds: Mapping[int, int] = NO_SEEDS
+    ) -> list[StepResult]:
+        """Run one round of every lane, and observe the next one.
 
         On a GPU the results of the round are read while the clients of the next one train.
 
         Args:
-            slots: for each lane the chosen positions in `Look.view`; None lets the round pass.
-            again: lane -> seed of those that begin another episode; their step means nothing.
+            slots: for each lane the chosen positions in its view; None lets the round pass.
+            new_seeds: lane -> seed of those that begin another episode after this round; their
+                result is meaningless.
         """
-        if len(self.looks) != self.num_lanes:
-            raise UserError("A step needs something to choose from: call reset() first.")
+        require(
+            len(self.observations) == self.num_lanes,
+            "A step needs something to choose from: call reset() first.",
+        )
         world = self.world
-        choices: list[Choice | None] = []
-        for lane, look, chosen in zip(world.lanes, self.looks, slots, strict=True):
-            choice = None
-            if chosen is not None and look.view is not None:
-                choice = check_choice(Choice(chosen), look.view, self.k, lane.method.selector)
-            choices.append(choice)
-        world.aggregate(world.collect(choices))
-        on_test = []
-        for r, lane in enumerate(world.lanes):
-            on_test.append(r not in again and self._is_evaluated(lane))
-        results = world.score(on_test)
-        self.looks = []
-        self.restart(again)
+        world.aggregate(world.collect(self._choices(slots)))
+        on_test = [
+            index not in new_seeds and self._is_evaluated(lane)
+            for index, lane in enumerate(world.lanes)
+        ]
+        round_results = world.score(on_test)
+        self.observations = []
+        self.restart(new_seeds)
         training = world.start_round()
-        outcomes = results.outcomes()
-        records = results.records([{}] * self.num_lanes)
-        steps = list(map(self._step, results.lanes, outcomes, records))
-        self._look_at(world.views(training))
-        return steps
+        outcomes = round_results.outcomes()
+        records = round_results.records([{}] * self.num_lanes)
+        results = list(map(self._result, round_results.lanes, outcomes, records))
+        self._observe(world.views(training))
+        return results
 
-    def _fresh(self, seed: int) -> tuple[Lane, Tensor]:
-        """Return a new federation and its initial state `[d]`."""
-        config, vary = self.settings.config, self.settings.vary
-        home = config.seeds[0]
-        lane = self.parts.lane(config, seed if "partition" in vary else home)
+    def _choices(self, slots: Sequence[Tensor | None]) -> list[Choice | None]:
+        """Return the choice of each lane; None where its round passes."""
+        choices: list[Choice | None] = []
+        for index, lane in enumerate(self.world.lanes):
+            view = self.observations[index].view
+            chosen = slots[index]
+            choice = None
+            if view is not None and chosen is not None:
+                choice = check_choice(Choice(chosen), view, self.k, lane.method.selector)
+            choices.append(choice)
+        return choices
+
+    def _new_lane(self, seed: int) -> tuple[Lane, Tensor]:
+        """Return the federation of an episode and its initial state `[d]`."""
+        config = self.settings.config
+        vary = self.settings.vary
+        fixed_seed = config.seeds[0]  # of what does not vary
+        lane = self.parts.lane(config, seed if "partition" in vary else fixed_seed)
         lane.seed = seed
         if "visibility" not in vary:
-            lane.visibility = Pinned(lane.visibility, home)
-        outside = Outside(self.settings.needs | {"global_sketch"})
-        lane.method = replace(lane.method, selector=outside, takes_all=False)
-        return lane, self.parts.start(seed if "model" in vary else home)
+            lane.visibility = FixedVisibility(lane.visibility, fixed_seed)
+        selector = ExternalSelector(self.settings.needs | {"global_sketch"})
+        lane.method = replace(lane.method, selector=selector, takes_all=False)
+        state = self.parts.start(seed if "model" in vary else fixed_seed)
+        return lane, state
 
-    def _history(self) -> History:
+    def _new_history(self) -> History:
         config = self.settings.config
         return History(config.agent.history, config.sketch.size)
 
-    def _look_at(self, views: Sequence[View | None]) -> list[Look]:
-        self.looks = [self._look(r, view) for r, view in enumerate(views)]
-        return self.looks
-
-    def _look(self, r: int, view: View | None) -> Look:
-        lane, history = self.world.lanes[r], self.histories[r]
-        if view is not None:
-            history.push(view.server["global_sketch"], view.round_num)
-        sketches, mask = history.window()
-        return Look(lane.seed, lane.round_num, view, sketches.clone(), mask)
+    def _observe(self, views: Sequence[View | None]) -> list[LaneObservation]:
+        """Store and return the observations of a round that has started."""
+        self.observations = []
+        for lane, history, view in zip(self.world.lanes, self.histories, views, strict=True):
+            if view is not None:
+                history.push(view.server["global_sketch"], view.round_num)
+            sketches, mask = history.window()
+            observation = LaneObservation(lane.seed, lane.round_num, view, sketches.clone(), mask)
+            self.observations.append(observation)
+        return self.observations
 
     def _is_evaluated(self, lane: Lane) -> bool:
-        """True where the round that was just played is scored on the test set, as in a run."""
+        """True where the round that has just ended is scored on the test set, as in a run."""
         config = self.settings.config
         return lane.round_num % config.evaluate.every == 0 or lane.round_num == config.rounds
 
-    def _step(self, lane: Lane, outcome: Outcome | None, record: dict[str, Any]) -> Step:
+    def _result(self, lane: Lane, outcome: Outcome | None, record: dict[str, Any]) -> StepResult:
         per_class = lane.reward.per_class
         if per_class is None:
             per_class = torch.zeros(self.parts.dataset.num_classes)
-        target, reached = self.settings.target, record["accuracy"]
+        accuracy = record["accuracy"]
         if self.settings.target_on == "proxy":
-            reached = None if outcome is None else outcome.score
-        return Step(
+            accuracy = None if outcome is None else outcome.score
+        target = self.settings.target
+        return StepResult(
             record=record,
             outcome=outcome,
             reward=lane.reward.total,
             reward_per_class=per_class,
-            terminated=target is not None and reached is not None and reached >= target,
+            terminated=target is not None and accuracy is not None and accuracy >= target,
             truncated=lane.round_num >= self.settings.config.rounds,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where every lane stands."""
+        """Return the state of every lane."""
         return {
             "seeds": list(self.seeds),
-            "lanes": [self.world.lane_state(r) for r in range(self.num_lanes)],
+            "lanes": [self.world.lane_state(index) for index in range(self.num_lanes)],
             "histories": [history.state_dict() for history in self.histories],
-            "looking": bool(self.looks),
+            "observed": bool(self.observations),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`; what was seen is worked out again."""
-        self.restart({r: seed for r, seed in enumerate(state["seeds"]) if seed is not None})
-        for r, saved in enumerate(state["lanes"]):
-            self.world.load_lane_state(r, saved)
-            self.histories[r].load_state_dict(state["histories"][r])
-        if state["looking"]:
-            self.look()
+        """Continue from `state`; observations are made again."""
+        for index, seed in enumerate(state["seeds"]):
+            if seed is not None:
+                self.restart({index: seed})
+            self.world.load_lane_state(index, state["lanes"][index])
+            self.histories[index].load_state_dict(state["histories"][index])
+        if state["observed"]:
+            self.observe()
 
     def __getstate__(self) -> dict[str, Any]:
         state = copy.deepcopy(self.state_dict())
         return {"settings": self.settings, "num_lanes": self.num_lanes, "state": state}
 
-    def __setstate__(self, saved: dict[str, Any]) -> None:
-        LaneStepper.__init__(self, saved["settings"], saved["num_lanes"])
-        self.load_state_dict(saved["state"])
+    def __setstate__(self, stored: dict[str, Any]) -> None:
+        LaneStepper.__init__(self, stored["settings"], stored["num_lanes"])
+        self.load_state_dict(stored["state"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LaneStepper:
-        other = LaneStepper(self.settings, self.num_lanes, self.parts)  # the data is shared
-        other.load_state_dict(copy.deepcopy(self.state_dict()))
-        return other
+        stepper = LaneStepper(self.settings, self.num_lanes, self.parts)  # the data is shared
+        stepper.load_state_dict(copy.deepcopy(self.state_dict()))
+        return stepper

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from torch import Tensor
 
 from fedglimpse.config.schema import Config
-from fedglimpse.env.arrays import Array, Observation, Shape, chosen_slots, info_of, observe
+from fedglimpse.env.arrays import Array, Observation, Shape, as_arrays, chosen_slots, info_of
 from fedglimpse.env.episodes import EpisodeSeeds
 from fedglimpse.env.settings import EPISODE_PARTS, settings_of
 from fedglimpse.env.spaces import action_space, observation_space, reward_space
-from fedglimpse.env.stepper import LaneStepper, Step
+from fedglimpse.env.stepper import LaneStepper, StepResult
 from fedglimpse.errors import UserError
 
 OBJECTS = ("record", "final_info")  # infos that stay dictionaries, one for each lane
@@ -83,11 +84,11 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
         lanes = [lane for lane in range(self.num_envs) if mask[lane]]
         self._restart(lanes, seeds)
-        looks = self.stepper.look()
+        observations = self.stepper.observe()
         infos: dict[str, Any] = {}
         for lane in lanes:
-            infos = self._add_lane_info(infos, info_of(looks[lane], None), lane)
-        return observe(looks, self.shape), infos
+            infos = self._add_lane_info(infos, info_of(observations[lane], None), lane)
+        return as_arrays(observations, self.shape), infos
 
     def step(self, actions: Array) -> tuple[Observation, Array, Array, Array, dict[str, Any]]:
         """Run one round of every lane; a lane whose episode has ended restarts as the mode says."""
@@ -98,14 +99,14 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
                 "options['reset_mask'].",
                 key="reset_mask",
             )
-        slots = []
-        for lane, look in enumerate(self.stepper.looks or self.stepper.look()):
-            chosen = None
-            if lane not in restarting:
-                chosen = chosen_slots(actions[lane], look, self.stepper.k, self.action == "subset")
-            slots.append(chosen)
+        observations = self.stepper.observations or self.stepper.observe()
+        is_subset = self.action == "subset"
+        slots: list[Tensor | None] = [None] * self.num_envs
+        for lane in _lanes_where(~self._done):
+            observation = observations[lane]
+            slots[lane] = chosen_slots(actions[lane], observation, self.stepper.k, is_subset)
         new_seeds = {lane: self._seeds[lane].next() for lane in restarting}
-        steps: list[Step | None] = list(self.stepper.step(slots, new_seeds))
+        steps: list[StepResult | None] = list(self.stepper.step(slots, new_seeds))
         for lane in restarting:
             steps[lane] = None
         terminated = np.array([step is not None and step.terminated for step in steps])
@@ -115,39 +116,40 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
             infos = self._restart_in_same_step(steps)
         else:
             infos = self._infos(steps)
-        observation = observe(self.stepper.looks, self.shape)
-        return observation, self._rewards(steps), terminated, truncated, infos
+        arrays = as_arrays(self.stepper.observations, self.shape)
+        return arrays, self._rewards(steps), terminated, truncated, infos
 
     def _restart(self, lanes: Sequence[int], seeds: Sequence[int | None]) -> None:
         new_seeds = {lane: self._seeds[lane].next(seeds[lane]) for lane in lanes}
         self.stepper.restart(new_seeds)
         self._done[list(lanes)] = False
 
-    def _infos(self, steps: Sequence[Step | None]) -> dict[str, Any]:
+    def _infos(self, steps: Sequence[StepResult | None]) -> dict[str, Any]:
         """Return the infos of all lanes; None stands for a lane that has just restarted."""
         infos: dict[str, Any] = {}
-        for lane, look in enumerate(self.stepper.looks):
-            infos = self._add_lane_info(infos, info_of(look, steps[lane]), lane)
+        for lane, observation in enumerate(self.stepper.observations):
+            infos = self._add_lane_info(infos, info_of(observation, steps[lane]), lane)
         return infos
 
-    def _restart_in_same_step(self, steps: Sequence[Step | None]) -> dict[str, Any]:
+    def _restart_in_same_step(self, steps: Sequence[StepResult | None]) -> dict[str, Any]:
         """Restart the lanes that have just ended, and put what they saw last into the infos."""
-        last_observation = observe(self.stepper.looks, self.shape)
-        last_infos = [info_of(*pair) for pair in zip(self.stepper.looks, steps, strict=True)]
+        last_lanes = self.stepper.observations
+        last_arrays = as_arrays(last_lanes, self.shape)
         ended = _lanes_where(self._done)
         self._restart(ended, [None] * self.num_envs)
-        looks = self.stepper.look()
+        first_lanes = self.stepper.observe()
         infos: dict[str, Any] = {}
-        for lane, info in enumerate(last_infos):
+        for lane, step in enumerate(steps):
+            info = info_of(last_lanes[lane], step)
             if lane in ended:
-                final = {name: values[lane].copy() for name, values in last_observation.items()}
-                of_episode = {"final_obs": final, "final_info": info}
-                infos = self._add_lane_info(infos, of_episode, lane)
-                info = info_of(looks[lane], None)
+                last_row = {name: values[lane].copy() for name, values in last_arrays.items()}
+                final = {"final_obs": last_row, "final_info": info}
+                infos = self._add_lane_info(infos, final, lane)
+                info = info_of(first_lanes[lane], None)
             infos = self._add_lane_info(infos, info, lane)
         return infos
 
-    def _rewards(self, steps: Sequence[Step | None]) -> Array:
+    def _rewards(self, steps: Sequence[StepResult | None]) -> Array:
         """Return the rewards `[R]`, or `[R, C]`; 0 for lanes that have just restarted."""
         per_class = self.reward == "per_class"
         size = (self.num_envs, self.shape.classes) if per_class else (self.num_envs,)
