@@ -93,7 +93,7 @@ class QValues:
             exact = {"q_exact": glance.scores.double().tolist(), "k": k}
             return replace(choice, info={**choice.info, **exact})
 
-        GlimpseSelector.choose = choose_and_log  # type: ignore[method-assign]
+        GlimpseSelector.choose = choose_and_log  # type: ignore[assignment, method-assign]
 
     def __exit__(self, *exception: object) -> None:
         GlimpseSelector.choose = self._choose  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ import fakes
 from fedglimpse.errors import UserError
 from fedglimpse.federation.state import Entry, Layout
 from fedglimpse.methods.edgeflow import Everyone
-from fedglimpse.simulation.gradients import distance
+from fedglimpse.simulation.evaluation import gradient_distance
 
 A, B, C, D = range(4)
 
@@ -27,7 +27,7 @@ def test_the_worked_example(global_l2: bool, expected: list[float], kept: set[in
     layout = Layout((Entry("a", (2,), 0, 2), Entry("b", (1,), 2, 3)), num_params=3, size=3)
     proxy = torch.tensor([1.0, 0, 2])
     own = torch.tensor([[1.0, 1, 2], [4, 4, 2], [1, 0, 4.5], [1.9, 1.2, 3.5]])
-    distances = [float(distance(layout, g, proxy, per_tensor=not global_l2)) for g in own]
+    distances = [float(gradient_distance(layout, g, proxy, per_tensor=not global_l2)) for g in own]
     assert distances == pytest.approx(expected, abs=1e-4)
     name = "gradient_distance_l2" if global_l2 else "gradient_distance"
     assert chosen(name, distances, 2, options__global_l2=global_l2) == kept

@@ -23,7 +23,6 @@ from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
 from fedglimpse.runs.experiment import run
 from fedglimpse.runs.rounds import run_round, selectors_of
 from fedglimpse.simulation.evaluation import Evaluator, on_its_way
-from fedglimpse.simulation.gradients import mean_gradients
 from fedglimpse.simulation.trainers.choose import many_models
 from fedglimpse.types import View
 
@@ -120,7 +119,7 @@ def test_many_states_at_once_equal_one_by_one(name: str) -> None:
     torch.testing.assert_close(
         fast.logits_of(states, x), slow.logits_of(states, x), rtol=1e-3, atol=1e-4
     )
-    ours, theirs = (mean_gradients(e, states, list(x), list(y)) for e in (fast, slow))
+    ours, theirs = (e.mean_gradients(states, list(x), list(y)) for e in (fast, slow))
     assert float((ours - theirs).norm() / theirs.norm()) < 5e-3
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from fedglimpse.federation.reports import CATALOGUE
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.client_reports import cosines
-from fedglimpse.simulation.evaluation import Evaluator
-from fedglimpse.simulation.gradients import BATCH, distance, mean_gradient
+from fedglimpse.simulation.evaluation import GRADIENT_BATCH, Evaluator, gradient_distance
 from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.types import Method
 
@@ -159,11 +158,11 @@ def test_server_reports() -> None:
 
 
 def test_gradients_over_several_batches_weigh_by_size() -> None:
-    people = small.population((BATCH + 50,))
+    people = small.population((GRADIENT_BATCH + 50,))
     data, evaluator = people.dataset, Evaluator(small.model(), small.CLASSES)
     state = small.layout().read(small.model())
     x, y = data.x_train[people.rows[0]], data.y_train[people.rows[0]]
-    found = mean_gradient(evaluator, state, x, y)
+    found = evaluator.mean_gradient(state, x, y)
     net = at(state)
     F.cross_entropy(net(x), y).backward()
     wanted = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
@@ -178,8 +177,8 @@ def test_distances_of_the_specification() -> None:
     place = Layout.of(nn.Linear(2, 1))
     proxy = torch.tensor([1.0, 0, 2])
     clients = torch.tensor([[1.0, 1, 2], [4, 4, 2], [1, 0, 4.5], [1.9, 1.2, 3.5]])
-    per_tensor = torch.stack([distance(place, c, proxy, True) for c in clients])
-    whole = torch.stack([distance(place, c, proxy, False) for c in clients])
+    per_tensor = torch.stack([gradient_distance(place, c, proxy, True) for c in clients])
+    whole = torch.stack([gradient_distance(place, c, proxy, False) for c in clients])
     torch.testing.assert_close(per_tensor, torch.tensor([1.0, 5, 2.5, 3]))
     torch.testing.assert_close(whole, torch.tensor([1.0, 5, 2.5, 4.5**0.5]))
 

@@ -9,7 +9,7 @@ from fedglimpse.config.checks import check
 from fedglimpse.config.loading import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.federation.models import cifar_cnn, har_mlp
-from fedglimpse.simulation.memory import bytes_per_job, smaller_until_it_fits
+from fedglimpse.simulation.cuda.memory import bytes_per_job, smaller_until_it_fits
 
 
 def test_halves_until_it_fits_and_releases_in_between() -> None:

@@ -9,7 +9,6 @@ from fedglimpse import rng
 from fedglimpse.federation.models import digits_mlp, fashion_cnn, har_mlp
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.evaluation import Evaluator
-from fedglimpse.simulation.gradients import mean_gradient, mean_gradients
 from fedglimpse.simulation.many_models import ManyModels, StackedMany, in_even_pieces
 
 CASES = {
@@ -49,16 +48,16 @@ def test_logits_losses_scores_and_gradients(case: str) -> None:
             slow.logits(states[s], own_x), own_y, reduction="none"
         )
         torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
-    gradients = mean_gradients(fast, states, xs, ys)
+    gradients = fast.mean_gradients(states, xs, ys)
     for s in range(3):
-        single = mean_gradient(slow, states[s], xs[s], ys[s])
+        single = slow.mean_gradient(states[s], xs[s], ys[s])
         torch.testing.assert_close(gradients[s], single, rtol=1e-3, atol=1e-5)
 
 
 def test_nothing_asked_nothing_answered() -> None:
     slow = Evaluator(har_mlp(), 6)
     assert slow.losses(torch.zeros(0, slow.layout.size), [], []) == []
-    assert mean_gradients(slow, torch.zeros(0, slow.layout.size), [], []).shape[0] == 0
+    assert slow.mean_gradients(torch.zeros(0, slow.layout.size), [], []).shape[0] == 0
 
 
 def test_even_pieces_are_few_sizes_and_the_same_gradients() -> None:

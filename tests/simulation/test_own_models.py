@@ -14,7 +14,6 @@ from fedglimpse.errors import UserError
 from fedglimpse.federation.models import head_entries
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.evaluation import Evaluator
-from fedglimpse.simulation.gradients import mean_gradients
 from fedglimpse.simulation.trainers.choose import check_trainer, many_models, trainer_of
 from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
@@ -137,7 +136,7 @@ def test_the_trainer_and_the_scores_of_auto_are_those_of_the_plain_loop(
     x = examples.x.view(3, 40, *shape)
     torch.testing.assert_close(fast.logits_of(trained, x), slow.logits_of(trained, x))
     asked = (trained, list(x), list(examples.y.view(3, 40)))
-    torch.testing.assert_close(mean_gradients(fast, *asked), mean_gradients(slow, *asked))
+    torch.testing.assert_close(fast.mean_gradients(*asked), slow.mean_gradients(*asked))
 
 
 def test_what_does_not_train_has_no_gradient_and_does_not_move() -> None:
@@ -147,7 +146,7 @@ def test_what_does_not_train_has_no_gradient_and_does_not_move() -> None:
     jobs = TrainingJobs.plain(torch.arange(40).view(1, 40), torch.tensor([1]))
     auto = trainer_of(EngineConfig(), copy.deepcopy(model), examples, RECIPE, CPU, "fp32")
     assert torch.equal(auto.train(start, jobs).states[:, fixed], start[:, fixed])
-    gradient = mean_gradients(Evaluator(model, CLASSES), start, [examples.x], [examples.y])
+    gradient = Evaluator(model, CLASSES).mean_gradients(start, [examples.x], [examples.y])
     assert not gradient[:, fixed].any()
     assert gradient.any()
 

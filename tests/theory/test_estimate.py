@@ -10,7 +10,6 @@ import torch
 from fedglimpse.config.loading import resolve
 from fedglimpse.data.dataset import as_input
 from fedglimpse.runs.build import build_world
-from fedglimpse.simulation.gradients import mean_gradient
 from fedglimpse.simulation.world import World
 from fedglimpse.theory.estimate import (
     LaneProbe,
@@ -49,7 +48,7 @@ def gradients(world: World) -> torch.Tensor:
     rows = []
     for client in range(population.num_clients):
         client_rows = population.rows[client]
-        rows.append(mean_gradient(world.evaluator, world.states[0], x[client_rows], y[client_rows]))
+        rows.append(world.evaluator.mean_gradient(world.states[0], x[client_rows], y[client_rows]))
     return torch.stack(rows).double()
 
 
@@ -96,12 +95,12 @@ def test_noise_is_the_variance_over_batches(world: World) -> None:
     x, y = examples_of(population, 3, 0, torch.Generator().manual_seed(0))
     estimate = client_gradient(world.evaluator, state, x, y, 16)
     of_batches = [
-        mean_gradient(world.evaluator, state, batch_x, batch_y)
+        world.evaluator.mean_gradient(state, batch_x, batch_y)
         for batch_x, batch_y in zip(x.split(16), y.split(16), strict=True)
         if len(batch_y) > 1
     ]
     torch.testing.assert_close(
-        estimate.gradient, mean_gradient(world.evaluator, state, x, y), rtol=1e-4, atol=1e-6
+        estimate.gradient, world.evaluator.mean_gradient(state, x, y), rtol=1e-4, atol=1e-6
     )
     noise = torch.stack([(g - estimate.gradient).square().sum() for g in of_batches]).mean()
     moment = torch.stack([g.square().sum() for g in of_batches]).mean()
@@ -115,7 +114,7 @@ def test_one_batch_has_no_noise_and_a_last_batch_of_one_does_not_count(world: Wo
     x, y = examples_of(world.lanes[0].population, 3, 17, torch.Generator().manual_seed(0))
     assert client_gradient(world.evaluator, world.states[0], x, y, 17).noise == pytest.approx(0.0)
     split = client_gradient(world.evaluator, world.states[0], x, y, 16)
-    first = mean_gradient(world.evaluator, world.states[0], x[:16], y[:16])
+    first = world.evaluator.mean_gradient(world.states[0], x[:16], y[:16])
     assert split.second_moment == pytest.approx(float(first.square().sum()), rel=1e-4)
 
 

@@ -22,8 +22,7 @@ from fedglimpse.federation.sketches import ParameterSketch
 from fedglimpse.federation.state import Layout
 from fedglimpse.flower.messages import section
 from fedglimpse.simulation.client_reports import Reporter
-from fedglimpse.simulation.evaluation import Evaluator
-from fedglimpse.simulation.gradients import distance, mean_gradient
+from fedglimpse.simulation.evaluation import Evaluator, gradient_distance
 from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.simulation.trainers.choose import recipe_of
 from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs
@@ -142,10 +141,10 @@ class Device:
         if names & GRADIENTS:
             assert gradient is not None
             dataset = population.dataset
-            local = mean_gradient(self.evaluator, state, dataset.x_train, dataset.y_train)
+            local = self.evaluator.mean_gradient(state, dataset.x_train, dataset.y_train)
             for name in names & GRADIENTS:
                 per_tensor = name == "gradient_distance"
-                reports[name] = distance(self.layout, local, gradient, per_tensor).float()
+                reports[name] = gradient_distance(self.layout, local, gradient, per_tensor).float()
         return reports
 
     def trained(

@@ -20,7 +20,6 @@ from fedglimpse.flower import messages as wire
 from fedglimpse.flower.deployment import Deployment
 from fedglimpse.flower.device import GRADIENTS
 from fedglimpse.flower.round_log import RoundLog
-from fedglimpse.simulation.gradients import mean_gradient
 from fedglimpse.simulation.plugin_checks import checked_starts
 
 _HEADER = 1024  # bytes that numpy's format may add
@@ -142,7 +141,7 @@ class ClientRequests:
         x, y = deployment.problem.proxy
         arrays = {}
         if needs & GRADIENTS:
-            gradient = mean_gradient(deployment.evaluator, deployment.state, x, y)
+            gradient = deployment.evaluator.mean_gradient(deployment.state, x, y)
             arrays["gradient"] = wire.packed(gradient)
         if "proxy_predictions" in needs:
             arrays["proxy"] = wire.packed(x)

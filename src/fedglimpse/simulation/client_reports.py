@@ -11,16 +11,15 @@ from torch import Tensor
 from fedglimpse.data.population import Population
 from fedglimpse.federation.devices import apart
 from fedglimpse.federation.reports import CATALOGUE
-from fedglimpse.simulation.evaluation import Evaluator
-from fedglimpse.simulation.gradients import distance, mean_gradients
+from fedglimpse.simulation.evaluation import Evaluator, gradient_distance
 from fedglimpse.simulation.trained_clients import TrainedClients, deltas_of, states_of
 
 Sketch = Callable[[Tensor], Tensor]  # [..., parameters] -> [..., D]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What one lane wants to know in this round."""
+class ReportRequest:
+    """The reports that one lane asks for in this round."""
 
     names: frozenset[str]  # of `reports.CATALOGUE`, of any phase
     population: Population
@@ -30,13 +29,13 @@ class Asked:
 
     @property
     def trained(self) -> TrainedClients:
-        """The clients that have trained."""
+        """The clients, which have trained."""
         if self.clients is None:
             raise ValueError(f"clients {self.ids.tolist()} are asked for reports before training")
         return self.clients
 
 
-Lanes = Sequence[Asked]
+Requests = Sequence[ReportRequest]  # one for each lane
 
 
 class Reporter:
@@ -48,126 +47,187 @@ class Reporter:
 
     def __init__(self, sketch: Sketch, num_params: int, evaluator: Evaluator) -> None:
         """Reports are about parameters only, the first `num_params` floats of a state."""
-        self.sketch, self.num_params, self.evaluator = sketch, num_params, evaluator
-        cut = num_params
-        self._compute: Mapping[str, Callable[[Lanes], list[Tensor]]] = {
-            # phase "probe": at the global model, before training
-            "loss": self._losses,
-            "gradient_distance": lambda some: self._distances(some, True),
-            "gradient_distance_l2": lambda some: self._distances(some, False),
-            "label_histogram": lambda some: [a.population.label_histogram(a.ids) for a in some],
-            # phase "trained"
-            "sketch": lambda some: _by_row(some, lambda rows: sketch(rows[:, :cut])),
-            "delta_sketch": lambda some: _by_row(some, lambda rows: sketch(rows[:, :cut]), True),
-            "update_norm": lambda some: _by_row(some, lambda rows: rows[:, :cut].norm(dim=1), True),
-            "train_loss": lambda some: [a.trained.loss for a in some],
-            "rms_loss": lambda some: [a.trained.squared_loss.sqrt() for a in some],
-            "loss_after": self._losses_after,
-            "delta_similarity": lambda some: [cosines(a.trained.deltas[:, :cut]) for a in some],
-            "proxy_predictions": lambda some: [p.softmax(2) for p in self._proxy_logits(some)],
+        self.sketch = sketch
+        self.num_params = num_params
+        self.evaluator = evaluator
+        self._compute: Mapping[str, Callable[[Requests], list[Tensor]]] = {
+            "loss": self._loss,
+            "gradient_distance": self._gradient_distance,
+            "gradient_distance_l2": self._gradient_distance_l2,
+            "label_histogram": _label_histogram,
+            "sketch": self._sketch,
+            "delta_sketch": self._delta_sketch,
+            "update_norm": self._update_norm,
+            "train_loss": _train_loss,
+            "rms_loss": _rms_loss,
+            "loss_after": self._loss_after,
+            "delta_similarity": self._delta_similarity,
+            "proxy_predictions": self._proxy_predictions,
             "proxy_logits": self._proxy_logits,
-            # phase "server": costs the clients nothing
-            "global_sketch": lambda some: _by_lane(some, lambda rows: sketch(rows[..., :cut])),
-            "proxy_histogram": self._proxy_histograms,
+            "global_sketch": self._global_sketch,
+            "proxy_histogram": self._proxy_histogram,
         }
 
-    def report(self, phase: str, asked: Lanes) -> list[dict[str, Tensor]]:
+    def report(self, phase: str, requests: Requests) -> list[dict[str, Tensor]]:
         """Return the reports of one phase that each lane asks for: name -> tensor."""
-        found: list[dict[str, Tensor]] = [{} for _ in asked]
-        names = frozenset[str]().union(*(a.names for a in asked)) - {"reward"}
-        for name in sorted(n for n in names if CATALOGUE[n].phase == phase):
-            places = [i for i, a in enumerate(asked) if name in a.names]
-            values = _to_cpu(self._compute[name]([asked[i] for i in places]))
-            for i, value in zip(places, values, strict=True):
-                found[i][name] = value.flatten(1) if value.dim() > 2 else value
-        return found
+        reports: list[dict[str, Tensor]] = [{} for _ in requests]
+        names = set().union(*(request.names for request in requests))
+        names.discard("reward")  # known to the server after the round
+        for name in sorted(names):
+            if CATALOGUE[name].phase != phase:
+                continue
+            lanes = [i for i, request in enumerate(requests) if name in request.names]
+            values = _to_cpu(self._compute[name]([requests[i] for i in lanes]))
+            for i, value in zip(lanes, values, strict=True):
+                reports[i][name] = value.flatten(1) if value.dim() > 2 else value
+        return reports
 
     def probes(
         self, names: frozenset[str], state: Tensor, population: Population, ids: Tensor
     ) -> dict[str, Tensor]:
         """Return one lane's reports at the global model `[d]`, before training."""
-        return self.report("probe", [Asked(names, population, state, ids)])[0]
+        return self.report("probe", [ReportRequest(names, population, state, ids)])[0]
 
     def trained(
         self, names: frozenset[str], clients: TrainedClients, population: Population
     ) -> dict[str, Tensor]:
         """Return one lane's reports of clients that have trained."""
         state = clients.states.new_zeros(0)  # no such report reads the global model
-        return self.report("trained", [Asked(names, population, state, clients.ids, clients)])[0]
+        request = ReportRequest(names, population, state, clients.ids, clients)
+        return self.report("trained", [request])[0]
 
     def server(
         self, names: frozenset[str], state: Tensor, population: Population
     ) -> dict[str, Tensor]:
         """Return what one lane's server knows of its global model `[d]`."""
-        return self.report("server", [Asked(names, population, state, torch.zeros(0).long())])[0]
+        nobody = torch.zeros(0, dtype=torch.long)
+        return self.report("server", [ReportRequest(names, population, state, nobody)])[0]
 
-    def _losses(self, some: Lanes) -> list[Tensor]:
-        """Return the mean loss of each lane's state on its clients' examples `[V]`."""
-        rows = [[a.population.rows[client] for client in a.ids.tolist()] for a in some]
-        pairs = [
-            _examples(a.population, torch.cat(own) if own else a.ids)
-            for a, own in zip(some, rows, strict=True)
-        ]
-        each = self.evaluator.losses(_states(some), *_columns(pairs))
-        return [_means(losses, own) for losses, own in zip(each, rows, strict=True)]
+    # ---- At the global model, before training.
 
-    def _losses_after(self, some: Lanes) -> list[Tensor]:
-        """Return the mean loss of each client's own state on its examples `[V]`."""
-        states = torch.cat([a.trained.states for a in some])
-        losses = [each.mean() for each in self.evaluator.losses(states, *_of_clients(some))]
-        joined = torch.stack(losses) if losses else states.new_zeros(0)
-        return list(joined.split([len(a.ids) for a in some]))
+    def _loss(self, requests: Requests) -> list[Tensor]:
+        """Mean loss of each lane's global model on its clients' examples `[V]`."""
+        xs = []
+        ys = []
+        counts = []  # examples of each client, by lane
+        for request in requests:
+            x, y, lane_counts = _client_examples(request)
+            xs.append(x)
+            ys.append(y)
+            counts.append(lane_counts)
+        losses = self.evaluator.losses(_global_states(requests), xs, ys)
+        means = []
+        for lane_losses, lane_counts in zip(losses, counts, strict=True):
+            client_losses = lane_losses.split(lane_counts)
+            means.append(_stack([loss.mean() for loss in client_losses], lane_losses))
+        return means
 
-    def _proxy_logits(self, some: Lanes) -> list[Tensor]:
-        """Return what each trained client says of the proxy examples `[V, P, C]`."""
-        if apart(some[0].state.device):
-            return [self._said_of_proxies([a])[0] for a in some]
-        alike: dict[int, list[int]] = {}
-        for i, a in enumerate(some):
-            alike.setdefault(len(a.population.proxy), []).append(i)
-        found: dict[int, Tensor] = {}
-        for places in alike.values():
-            answers = self._said_of_proxies([some[i] for i in places])
-            found |= dict(zip(places, answers, strict=True))
-        return [found[i] for i in range(len(some))]
+    def _gradient_distance(self, requests: Requests) -> list[Tensor]:
+        return self._distances(requests, per_tensor=True)
 
-    def _said_of_proxies(self, some: Lanes) -> list[Tensor]:
-        """Do so for lanes whose proxy sets are of one size, in one pass."""
-        counts = [len(a.ids) for a in some]
-        proxies = [proxy_examples(a.population)[0] for a in some]
+    def _gradient_distance_l2(self, requests: Requests) -> list[Tensor]:
+        return self._distances(requests, per_tensor=False)
+
+    def _distances(self, requests: Requests, per_tensor: bool) -> list[Tensor]:
+        """Distance of each client's full gradient from the proxy gradient `[V]`."""
+        xs = []
+        ys = []
+        for request in requests:
+            x, y = proxy_examples(request.population)
+            xs.append(x)
+            ys.append(y)
+        proxy_gradients = self.evaluator.mean_gradients(_global_states(requests), xs, ys)
+        states = [request.state.expand(len(request.ids), -1) for request in requests]
+        gradients = self.evaluator.mean_gradients(
+            torch.cat(states), *_examples_of_each_client(requests)
+        )
+        distances = []
+        lane_gradients = gradients.split([len(request.ids) for request in requests])
+        for clients, proxy in zip(lane_gradients, proxy_gradients, strict=True):
+            layout = self.evaluator.layout
+            distances.append(gradient_distance(layout, clients, proxy, per_tensor))
+        return distances
+
+    # ---- After training.
+
+    def _sketch(self, requests: Requests) -> list[Tensor]:
+        return _per_client(requests, states_of, self._sketched)
+
+    def _delta_sketch(self, requests: Requests) -> list[Tensor]:
+        return _per_client(requests, deltas_of, self._sketched)
+
+    def _sketched(self, rows: Tensor) -> Tensor:
+        return self.sketch(rows[..., : self.num_params])
+
+    def _update_norm(self, requests: Requests) -> list[Tensor]:
+        return _per_client(requests, deltas_of, lambda rows: rows[:, : self.num_params].norm(dim=1))
+
+    def _loss_after(self, requests: Requests) -> list[Tensor]:
+        """Mean loss of each client's trained model on its examples `[V]`."""
+        states = torch.cat([request.trained.states for request in requests])
+        losses = self.evaluator.losses(states, *_examples_of_each_client(requests))
+        means = _stack([loss.mean() for loss in losses], states)
+        return list(means.split([len(request.ids) for request in requests]))
+
+    def _delta_similarity(self, requests: Requests) -> list[Tensor]:
+        return [cosines(request.trained.deltas[:, : self.num_params]) for request in requests]
+
+    def _proxy_predictions(self, requests: Requests) -> list[Tensor]:
+        return [logits.softmax(2) for logits in self._proxy_logits(requests)]
+
+    def _proxy_logits(self, requests: Requests) -> list[Tensor]:
+        """Logits of each trained client on the proxy examples `[V, P, C]`.
+
+        On a GPU, lanes whose proxy sets are of one size share a pass.
+        """
+        if apart(requests[0].state.device):
+            return [self._logits_in_one_pass([request])[0] for request in requests]
+        by_size: dict[int, list[int]] = {}
+        for i, request in enumerate(requests):
+            by_size.setdefault(len(request.population.proxy), []).append(i)
+        logits: dict[int, Tensor] = {}
+        for lanes in by_size.values():
+            lane_logits = self._logits_in_one_pass([requests[i] for i in lanes])
+            logits |= zip(lanes, lane_logits, strict=True)
+        return [logits[i] for i in range(len(requests))]
+
+    def _logits_in_one_pass(self, requests: Requests) -> list[Tensor]:
+        counts = [len(request.ids) for request in requests]
+        proxies = [proxy_examples(request.population)[0] for request in requests]
         if not sum(counts):
-            shape = (0, len(proxies[0]), self.evaluator.num_classes)
-            return [some[0].state.new_zeros(shape) for _ in some]
-        each = [x.expand(n, *x.shape) for x, n in zip(proxies, counts, strict=True)]
-        x = each[0] if len(some) == 1 else torch.cat(each)
-        states = states_of([a.trained for a in some])
+            empty = requests[0].state.new_zeros(0, len(proxies[0]), self.evaluator.num_classes)
+            return [empty for _ in requests]
+        copies = [x.expand(n, *x.shape) for x, n in zip(proxies, counts, strict=True)]
+        x = copies[0] if len(requests) == 1 else torch.cat(copies)
+        states = states_of([request.trained for request in requests])
         return list(self.evaluator.logits_of(states, x).float().split(counts))
 
-    def _proxy_histograms(self, some: Lanes) -> list[Tensor]:
-        """Return the shares of classes that each global model predicts `[C]`."""
-        pairs = [proxy_examples(a.population) for a in some]
-        return [
-            scores.predicted
-            for a, pair in zip(some, pairs, strict=True)
-            for scores in [self.evaluator.score(a.state, *pair)]
-        ]
+    # ---- Known to the server.
 
-    def _distances(self, some: Lanes, per_tensor: bool) -> list[Tensor]:
-        """Return how far each client's full gradient is from the proxy gradient `[V]`."""
-        pairs = [proxy_examples(a.population) for a in some]
-        proxies = mean_gradients(self.evaluator, _states(some), *_columns(pairs))
-        states = torch.cat([a.state.expand(len(a.ids), -1) for a in some])
-        own = mean_gradients(self.evaluator, states, *_of_clients(some))
-        layout, parts = self.evaluator.layout, own.split([len(a.ids) for a in some])
-        return [
-            distance(layout, part, proxy, per_tensor)
-            for part, proxy in zip(parts, proxies, strict=True)
-        ]
+    def _global_sketch(self, requests: Requests) -> list[Tensor]:
+        if apart(requests[0].state.device):
+            return [self._sketched(request.state) for request in requests]
+        return list(self._sketched(_global_states(requests)))
+
+    def _proxy_histogram(self, requests: Requests) -> list[Tensor]:
+        """Shares of classes that each global model predicts on the proxy set `[C]`."""
+        histograms = []
+        for request in requests:
+            x, y = proxy_examples(request.population)
+            histograms.append(self.evaluator.score(request.state, x, y).predicted)
+        return histograms
 
 
-def proxy_examples(population: Population) -> tuple[Tensor, Tensor]:
-    """Return the server's proxy examples and labels."""
-    return _examples(population, population.proxy)
+def _label_histogram(requests: Requests) -> list[Tensor]:
+    return [request.population.label_histogram(request.ids) for request in requests]
+
+
+def _train_loss(requests: Requests) -> list[Tensor]:
+    return [request.trained.loss for request in requests]
+
+
+def _rms_loss(requests: Requests) -> list[Tensor]:
+    return [request.trained.squared_loss.sqrt() for request in requests]
 
 
 def cosines(rows: Tensor) -> Tensor:
@@ -177,56 +237,69 @@ def cosines(rows: Tensor) -> Tensor:
     return unit @ unit.T
 
 
+def proxy_examples(population: Population) -> tuple[Tensor, Tensor]:
+    """Return the server's proxy examples and labels."""
+    return _examples(population, population.proxy)
+
+
 def _examples(population: Population, rows: Tensor) -> tuple[Tensor, Tensor]:
-    data = population.dataset
-    rows = rows.to(data.y_train.device)
-    return data.x_train[rows], data.y_train[rows]
+    dataset = population.dataset
+    rows = rows.to(dataset.y_train.device)
+    return dataset.x_train[rows], dataset.y_train[rows]
 
 
-def _of_clients(some: Lanes) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the raw examples and labels of every client of all lanes, gathered in one go."""
-    rows = [a.population.rows[i] for a in some for i in a.ids.tolist()]
-    x, y = _examples(some[0].population, torch.cat(rows) if rows else some[0].ids)
-    counts = [len(own) for own in rows]
+def _client_examples(request: ReportRequest) -> tuple[Tensor, Tensor, list[int]]:
+    """Return the examples and labels of a lane's clients, one after the other, and the counts."""
+    rows = [request.population.rows[client] for client in request.ids.tolist()]
+    all_rows = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long)
+    x, y = _examples(request.population, all_rows)
+    return x, y, [len(client_rows) for client_rows in rows]
+
+
+def _examples_of_each_client(requests: Requests) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the examples and labels of every client of all lanes, gathered in one pass."""
+    rows: list[Tensor] = []
+    for request in requests:
+        rows += [request.population.rows[client] for client in request.ids.tolist()]
+    all_rows = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long)
+    x, y = _examples(requests[0].population, all_rows)
+    counts = [len(client_rows) for client_rows in rows]
     return list(x.split(counts)), list(y.split(counts))
 
 
-def _states(some: Lanes) -> Tensor:
-    return torch.stack([a.state for a in some])  # [R, d]
+def _global_states(requests: Requests) -> Tensor:
+    return torch.stack([request.state for request in requests])  # [R, d]
 
 
-def _columns(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-    return [x for x, _ in pairs], [y for _, y in pairs]
+def _stack(scalars: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return scalars as a row, which may be empty, of the type of `like`."""
+    return torch.stack(list(scalars)) if scalars else like.new_zeros(0)
 
 
-def _means(losses: Tensor, rows: Sequence[Tensor]) -> Tensor:
-    """Average the losses of several clients' examples, one after the other, by client `[V]`."""
-    parts = losses.split([len(r) for r in rows])
-    return torch.stack([part.mean() for part in parts]) if rows else losses.new_zeros(0)
+def _per_client(
+    requests: Requests,
+    rows_of: Callable[[Sequence[TrainedClients]], Tensor],
+    compute: Callable[[Tensor], Tensor],
+) -> list[Tensor]:
+    """Compute something of every client's row; on a GPU, of all lanes at once.
 
-
-def _by_row(some: Lanes, compute: Callable[[Tensor], Tensor], deltas: bool = False) -> list[Tensor]:
-    """Compute something of every client's state, or its delta; on a GPU, all lanes at once."""
-    clients = [a.trained for a in some]
+    Args:
+        requests: of the lanes.
+        rows_of: `states_of` or `deltas_of`.
+        compute: from rows `[J, d]` to one value or row for each.
+    """
+    clients = [request.trained for request in requests]
     if apart(clients[0].states.device):
-        return [compute(c.deltas if deltas else c.states) for c in clients]
-    rows = deltas_of(clients) if deltas else states_of(clients)
-    return list(compute(rows).split([a.ids.shape[0] for a in some]))
-
-
-def _by_lane(some: Lanes, compute: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Compute something of every global state; on a GPU, of all lanes at once."""
-    if apart(some[0].state.device):
-        return [compute(a.state) for a in some]
-    return list(compute(_states(some)))
+        return [compute(rows_of([lane_clients])) for lane_clients in clients]
+    counts = [lane_clients.ids.shape[0] for lane_clients in clients]
+    return list(compute(rows_of(clients)).split(counts))
 
 
 def _to_cpu(values: Sequence[Tensor]) -> list[Tensor]:
-    """Bring tensors home as float32, in one transfer."""
-    alike = len({value.shape[1:] for value in values}) == 1
-    rows = values if alike else [value.reshape(-1) for value in values]
-    whole = torch.cat(list(rows)).detach().float().cpu()
-    parts = whole.split([row.shape[0] for row in rows])
-    if alike:
-        return list(parts)
-    return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+    """Copy tensors to the CPU as float32, in one transfer."""
+    same_shape = len({value.shape[1:] for value in values}) == 1
+    rows = values if same_shape else [value.reshape(-1) for value in values]
+    copied = torch.cat(list(rows)).detach().float().cpu().split([row.shape[0] for row in rows])
+    if same_shape:
+        return list(copied)
+    return [part.view(value.shape) for part, value in zip(copied, values, strict=True)]

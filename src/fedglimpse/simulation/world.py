@@ -25,7 +25,7 @@ from fedglimpse.data.dataset import Dataset
 from fedglimpse.federation.aggregation import batch_key
 from fedglimpse.federation.costs import CostModel
 from fedglimpse.federation.devices import apart
-from fedglimpse.simulation.client_reports import Asked, Reporter, proxy_examples
+from fedglimpse.simulation.client_reports import Reporter, ReportRequest, proxy_examples
 from fedglimpse.simulation.evaluation import Evaluator, Scores
 from fedglimpse.simulation.lane import Lane, LaneRound, step_alone, step_together
 from fedglimpse.simulation.local_training import (
@@ -116,7 +116,9 @@ class World:
             now = self.rounds[r]
             lane = self.lanes[r]
             needs = lane.method.selector.needs
-            requests.append(Asked(needs, lane.population, self.states[r], now.ids, now.candidates))
+            requests.append(
+                ReportRequest(needs, lane.population, self.states[r], now.ids, now.candidates)
+            )
         probe = self.reporter.report("probe", requests)
         trained = self.reporter.report("trained", requests)
         server = self.reporter.report("server", requests)
@@ -258,7 +260,8 @@ class World:
             lane = self.lanes[r]
             ids = updates[r].ids
             state = self.states[r]
-            requests.append(Asked(lane.needs_after, lane.population, state, ids, updates[r]))
+            needs = lane.needs_after
+            requests.append(ReportRequest(needs, lane.population, state, ids, updates[r]))
         for phase in ("probe", "trained", "server"):
             for r, reports in zip(asked, self.reporter.report(phase, requests), strict=True):
                 self.rounds[r].reports |= reports

@@ -18,7 +18,7 @@ from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.cuda.captured import CapturedStep, Program, roomy
 from fedglimpse.simulation.cuda.compiled import losses_of
 from fedglimpse.simulation.cuda.descent import descending
-from fedglimpse.simulation.memory import bytes_per_job, fitting_jobs, smaller_until_it_fits
+from fedglimpse.simulation.cuda.memory import bytes_per_job, fitting_jobs, smaller_until_it_fits
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
 from fedglimpse.simulation.trainers.jobs import (
     Examples,

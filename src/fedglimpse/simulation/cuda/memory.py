@@ -17,14 +17,14 @@ _PASSES = 5  # activations of all layers, their gradients and what the compiler 
 _STATES = 10  # parameters, gradients, optimizer memories, start and end states
 
 
-def bytes_per_job(model: nn.Module, example: Tensor, batch_size: int, width: int) -> int:
+def bytes_per_job(model: nn.Module, example: Tensor, batch_size: int, float_bytes: int) -> int:
     """Estimate the memory that one client takes while it trains.
 
     Args:
         model: the client model, wherever it is.
         example: one input, on the model's device.  # [1, *shape]
         batch_size: of local training.
-        width: bytes of an activation.
+        float_bytes: bytes of an activation.
     """
     outputs = 0
 
@@ -32,8 +32,10 @@ def bytes_per_job(model: nn.Module, example: Tensor, batch_size: int, width: int
         nonlocal outputs
         outputs += output.numel()
 
-    leaves = [m for m in model.modules() if not list(m.children())]
-    hooks = [module.register_forward_hook(count) for module in leaves]
+    hooks = []
+    for module in model.modules():
+        if not list(module.children()):
+            hooks.append(module.register_forward_hook(count))
     was_training = model.training
     try:
         with torch.no_grad():
@@ -42,27 +44,28 @@ def bytes_per_job(model: nn.Module, example: Tensor, batch_size: int, width: int
         model.train(was_training)
         for hook in hooks:
             hook.remove()
-    return _PASSES * batch_size * outputs * width // 2 + _STATES * 4 * Layout.of(model).size
+    return _PASSES * batch_size * outputs * float_bytes // 2 + _STATES * 4 * Layout.of(model).size
 
 
-def fitting_jobs(each: int, device: torch.device, most: int) -> int:
-    """Return how many clients of `each` bytes fit into the memory that is free now, 1 to `most`."""
+def fitting_jobs(job_bytes: int, device: torch.device, largest: int) -> int:
+    """Return how many clients fit into the memory that is free, 1 to `largest`."""
     free, total = torch.cuda.mem_get_info(device)
     limit = total * torch.cuda.get_per_process_memory_fraction(device)
-    held = torch.cuda.memory_reserved(device)
-    unused = held - torch.cuda.memory_allocated(device)
-    return max(min(int((min(free, limit - held) + unused) * _SHARE / each), most), 1)
+    reserved = torch.cuda.memory_reserved(device)
+    unused = reserved - torch.cuda.memory_allocated(device)
+    available = min(free, limit - reserved) + unused
+    return max(min(int(available * _SHARE / job_bytes), largest), 1)
 
 
 def smaller_until_it_fits(
     attempt: Callable[[int], T], size: int, release: Callable[[], None] = lambda: None
 ) -> T:
-    """Return `attempt(size)`, with half the size again and again while memory runs out.
+    """Return `attempt(size)`, with half the size for as long as memory runs out.
 
     Args:
         attempt: called with a size; may raise torch.cuda.OutOfMemoryError for sizes above 1.
-        size: to begin with.
-        release: lets go of what a failed attempt may have left behind.
+        size: of the first attempt.
+        release: frees what a failed attempt may have left behind.
     """
     while True:
         try:
