@@ -8,11 +8,11 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _time_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+def _use_the_grids_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("flwr") is None:
         return
-    from flower_small import Clocked
+    from small_federation import GridExchange
 
-    from fedglimpse.flower import server as engine
+    from fedglimpse.flower import server
 
-    monkeypatch.setattr(engine, "Exchange", Clocked)
+    monkeypatch.setattr(server, "Exchange", GridExchange)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flower_keys import write_certificates, write_key
+from node_keys import write_certificates, write_key
 
 BIN = Path(sys.executable).parent
 APP = Path(__file__).parents[2] / "examples" / "flower_app"

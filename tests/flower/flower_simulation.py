@@ -28,8 +28,9 @@ if __name__ == "__main__":
         strategy = GlimpseStrategy(
             config, Problem(make_model, **server_data(config)), out=sys.argv[1]
         )
-        told = {f"data.{name}": value for name, value in asdict(config.data).items()}
-        strategy.start(grid=grid, train_config=ConfigRecord({**told, "seed": config.seeds[0]}))
+        user_settings = {f"data.{name}": value for name, value in asdict(config.data).items()}
+        user_settings["seed"] = config.seeds[0]
+        strategy.start(grid=grid, train_config=ConfigRecord(user_settings))
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server, client, config.data.clients, backend_config=resources)

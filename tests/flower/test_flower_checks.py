@@ -11,17 +11,18 @@ import torch
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-import flower_small as small
-from flower_grid import FakeGrid
-from flower_schema import check_run_folder
+import small_federation as small
+from fake_grid import FakeGrid
 from flwr.app import ArrayRecord
+from run_folder_schema import check_run_folder
 
 from fedglimpse.config.loading import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.federation import models as nets
-from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
+from fedglimpse.flower.deployment import ServerTerms
 from fedglimpse.flower.round import DeviceRound
+from fedglimpse.flower.server import Server
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
 from fedglimpse.runs import experiment
 from fedglimpse.runs.folder import RunFolder
@@ -62,7 +63,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.M
 def test_a_method_that_can_run_nowhere_is_refused_like_in_the_simulator(
     name: str, tmp_path: Path
 ) -> None:
-    settings, grid = small.config(f"flower_methods:{name}"), small.grid()
+    settings, grid = small.config(f"faulty_methods:{name}"), small.grid()
     with pytest.raises(UserError) as simulated:
         experiment.run(settings)
     with pytest.raises(UserError) as served:
@@ -74,7 +75,7 @@ def test_a_method_that_can_run_nowhere_is_refused_like_in_the_simulator(
 
 @pytest.mark.parametrize("method", ["one_start", "lost", "talking"])
 def test_what_a_method_cannot_answer_is_the_simulators_sentence(method: str) -> None:
-    settings = small.config(f"flower_methods:{method}")
+    settings = small.config(f"faulty_methods:{method}")
     with pytest.raises(UserError) as simulated:
         experiment.run(settings)
     with pytest.raises(UserError) as served:
@@ -83,12 +84,12 @@ def test_what_a_method_cannot_answer_is_the_simulators_sentence(method: str) -> 
 
 
 def test_feedback_that_says_nothing_is_nothing() -> None:
-    settings = small.config("flower_methods:silent")
+    settings = small.config("faulty_methods:silent")
     assert [r["round"] for r in small.serve(small.grid(), settings).records] == [0, 1, 2]
 
 
 def test_visits_count_on_where_all_train_before_the_choice() -> None:
-    settings = small.config("flower_methods:blocks")
+    settings = small.config("faulty_methods:blocks")
     simulated, served = experiment.run(settings), small.serve(small.grid(), settings)
     assert [r["selected"] for r in served.records] == [r["selected"] for r in simulated.records]
     torch.testing.assert_close(served.state, simulated.world.states[0], rtol=1e-5, atol=1e-6)
@@ -184,7 +185,7 @@ def test_a_run_is_not_continued_with_another_model(
     def other() -> torch.nn.Module:
         return nets.digits_mlp("group")
 
-    server = engine.Server(settings, replace(small.problem(), model=other), small.TERMS, out)
+    server = Server(settings, replace(small.problem(), model=other), small.TERMS, out)
     with mistake("out"):
         server.run(small.grid(app=client_app(other, data=small.data)))
     assert contents(out) == there
@@ -196,7 +197,7 @@ def test_the_initial_model_must_fit(tmp_path: Path) -> None:
     strategy = GlimpseStrategy(small.config("fedavg"), small.problem(), small.TERMS, tmp_path / "r")
     with mistake():
         strategy.start(small.grid(), other)
-    server = engine.Server(small.config("fedavg"), small.problem(), small.TERMS, tmp_path / "r")
+    server = Server(small.config("fedavg"), small.problem(), small.TERMS, tmp_path / "r")
     with mistake():
         server.run(small.grid(), torch.zeros(3))
     assert not (tmp_path / "r").exists()
@@ -226,7 +227,7 @@ def test_terms_and_seed_are_checked(key: str, value: Any) -> None:
 
 
 def test_no_more_clients_are_awaited_than_there_may_be(tmp_path: Path) -> None:
-    terms = engine.ServerTerms(min_clients=99)
+    terms = ServerTerms(min_clients=99)
     with mistake("terms.min_clients"):
         small.serve(small.grid(), small.config("fedavg"), tmp_path / "r", terms)
     assert not (tmp_path / "r").exists()

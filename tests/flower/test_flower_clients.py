@@ -1,4 +1,4 @@
-"""Who clients are, what they can do, and what never leaves them."""
+"""Identities of clients, what they can do, and what never leaves them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+import fedglimpse
+
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-import flower_small as small
-from flower_grid import FakeNode
+import small_federation as small
+from fake_grid import FakeNode
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fedglimpse.errors import UserError
@@ -19,9 +21,9 @@ from fedglimpse.federation import models as nets
 from fedglimpse.federation.state import Layout
 from fedglimpse.flower import device
 from fedglimpse.flower import messages as wire
-from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
 from fedglimpse.flower.clients import Arrival, KnownClients, identity, natural
+from fedglimpse.flower.deployment import ServerTerms
 from fedglimpse.flower.strategy import GlimpseStrategy, from_run_config
 from fedglimpse.runs import build as builder
 from mistakes import mistake
@@ -34,7 +36,7 @@ def test_a_restarted_client_keeps_its_identity_on_a_new_connection(tmp_path: Pat
     grid.nodes[4] = FakeNode(5, old.app, old.config, "")  # another node id, the same client
     grid.nodes.append(old)  # still listed for a while, as a dead node is
     old.fault = lambda message: "silent"
-    second = small.serve(grid, small.config(rounds=2), terms=engine.ServerTerms(hello_timeout=1))
+    second = small.serve(grid, small.config(rounds=2), terms=ServerTerms(hello_timeout=1))
     assert second.names == first.names == [f"declared:{i}" for i in range(small.CLIENTS)]
     assert all(4 in r["visible"] and "4" not in r["failed"] for r in second.records)
 
@@ -46,17 +48,17 @@ def test_a_registered_name_comes_before_a_declared_one() -> None:
     assert served.names == [f"name:site-{i}" for i in range(small.CLIENTS)]
 
 
-def test_the_roster_counts_on_and_is_full_one_day() -> None:
+def test_clients_get_dense_ids_until_the_capacity_is_reached() -> None:
     assert sorted(["site-10", "site-2"], key=natural) == ["site-2", "site-10"]
-    roster = KnownClients(capacity=3)
-    assert roster.admit([Arrival(50, "b", 4), Arrival(60, "a", -1)]) == []
-    assert roster.admit([Arrival(70, "A", 6), Arrival(51, "b", 8)]) == []
-    assert (roster.names, roster.nodes[1]) == (["a", "b", "A"], 51)
-    assert roster.typical_sizes() == [7, 8, 6]  # the mean of the known stands for the unknown
-    assert [a.name for a in roster.admit([Arrival(80, "c", 1)])] == ["c"]
+    clients = KnownClients(capacity=3)
+    assert clients.admit([Arrival(50, "b", 4), Arrival(60, "a", -1)]) == []
+    assert clients.admit([Arrival(70, "A", 6), Arrival(51, "b", 8)]) == []
+    assert (clients.names, clients.nodes[1]) == (["a", "b", "A"], 51)
+    assert clients.typical_sizes() == [7, 8, 6]  # the mean of the known stands for the unknown
+    assert [arrival.name for arrival in clients.admit([Arrival(80, "c", 1)])] == ["c"]
     copy = KnownClients(capacity=3)
-    copy.load_state_dict(roster.state_dict())
-    assert (copy.names, copy.sizes, copy.nodes) == (roster.names, roster.sizes, {})
+    copy.load_state_dict(clients.state_dict())
+    assert (copy.names, copy.sizes, copy.nodes) == (clients.names, clients.sizes, {})
 
 
 def test_one_client_too_many_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +84,7 @@ def test_another_version_is_one_clear_message(
     sentence = "Client 'declared:1' runs fedglimpse 0.0.7, but here it is"
     assert str(caught.value).count(sentence) == 1
     assert caplog.text.count(sentence) == 1
-    terms = engine.ServerTerms(min_clients=5)
+    terms = ServerTerms(min_clients=5)
     served = small.serve(grid, small.config(), terms=terms)
     assert all(len(r["visible"]) == 5 for r in served.records)
     assert set(grid.nodes[1].asked) == {wire.HELLO}
@@ -96,7 +98,7 @@ def test_a_client_that_cannot_serve_the_method_is_left_out_with_a_sentence(
 
     grid = small.grid()
     grid.nodes[0].app = client_app(nets.digits_mlp, train)
-    terms = engine.ServerTerms(min_clients=5)
+    terms = ServerTerms(min_clients=5)
     served = small.serve(grid, small.config("power-of-choice", rounds=2), terms=terms)
     assert all(0 not in r["visible"] for r in served.records)
     assert caplog.text.count("cannot serve loss, which the method needs") == 1
@@ -179,9 +181,13 @@ def test_a_strategy_starts_like_any_other_of_flower(tmp_path: Path) -> None:
     start = nets.digits_mlp()
     strategy = GlimpseStrategy(small.config(), small.problem(), small.TERMS, tmp_path / "r")
     arrays = ArrayRecord(start.state_dict())
-    told = ConfigRecord({"colour": "green"})
+    user_settings = ConfigRecord({"colour": "green"})
     result = strategy.start(
-        grid=small.grid(), initial_arrays=arrays, num_rounds=2, timeout=60, train_config=told
+        grid=small.grid(),
+        initial_arrays=arrays,
+        num_rounds=2,
+        timeout=60,
+        train_config=user_settings,
     )
     end = nets.digits_mlp()
     end.load_state_dict(result.arrays.to_torch_state_dict())
@@ -203,7 +209,7 @@ def test_a_run_configuration_is_read_and_checked() -> None:
 
 
 def test_the_rest_of_the_library_does_not_know_flower() -> None:
-    source = Path(engine.__file__).parents[1]
+    source = Path(fedglimpse.__file__).parent
     for path in source.rglob("*.py"):
         if "flower" not in path.relative_to(source).parts[0]:
             text = path.read_text()

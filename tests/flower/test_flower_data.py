@@ -1,4 +1,4 @@
-"""Devices whose data comes and goes, and what they are told and asked about it."""
+"""Devices whose data comes and goes, and the settings and questions they get about it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-import flower_small as small
-from flower_grid import FakeNode
+import small_federation as small
+from fake_grid import FakeNode
 from torch import Tensor, nn
 
 from fedglimpse.config.schema import SketchConfig
@@ -20,10 +20,10 @@ from fedglimpse.errors import UserError
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.state import Layout
 from fedglimpse.flower import messages as wire
-from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
 from fedglimpse.flower.clients import KnownClients
 from fedglimpse.flower.device import Device, DeviceTraining
+from fedglimpse.flower.server import Server
 
 
 def says(size: float) -> Any:
@@ -127,7 +127,7 @@ def test_sizes_are_looked_up_a_few_times_a_round(monkeypatch: pytest.MonkeyPatch
     assert lookups(6) == lookups(3)
 
 
-def test_data_is_told_at_hello_what_it_is_told_in_training() -> None:
+def test_data_gets_the_same_settings_at_hello_and_in_training() -> None:
     seen: list[dict[str, Any]] = []
 
     def data(settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -135,8 +135,8 @@ def test_data_is_told_at_hello_what_it_is_told_in_training() -> None:
         return small.data(settings)
 
     grid = small.grid(app=client_app(nets.digits_mlp, data=data))
-    told = {"colour": "green"}
-    engine.Server(small.config("fedavg"), small.problem(), small.TERMS, None, told).run(grid)
+    user_settings = {"colour": "green"}
+    Server(small.config("fedavg"), small.problem(), small.TERMS, None, user_settings).run(grid)
     hello, training = seen[0], seen[-1]
     apart = {"model", "needs", "after", "client", "visit"}  # about one piece of work
     assert hello.keys() == training.keys() - apart

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-from flower_keys import write_key
 from flower_processes import APP, Cluster, other_version, slowness, wait_for
-from flower_schema import check_run_folder
+from node_keys import write_key
+from run_folder_schema import check_run_folder
 
 from fedglimpse.runs.experiment import run
 from fedglimpse.version import VERSION

@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-from flower_faults import Supervisor, check_model, faulty_app
+from faulty_clients import Supervisor, check_model, faulty_app
 from flower_processes import APP, Cluster, records_of, wait_for
-from flower_schema import check_run_folder
+from run_folder_schema import check_run_folder
 
 LONG = 600  # seconds; nothing takes as long unless it hangs
 

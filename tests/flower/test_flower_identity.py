@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-import flower_small as small
-from flower_grid import FakeGrid, FakeNode
+import small_federation as small
+from fake_grid import FakeGrid, FakeNode
 
 from fedglimpse.errors import UserError
 from fedglimpse.flower import messages as wire
-from fedglimpse.flower import server as engine
 from fedglimpse.flower.clients import Arrival, KnownClients, natural
+from fedglimpse.flower.deployment import ServerTerms
 from fedglimpse.flower.round import DeviceRound
 
 
@@ -44,7 +44,7 @@ def test_a_device_with_a_new_name_is_not_counted_twice(
     grid = small.grid()
     after_round_0(monkeypatch, lambda: renamed(grid.nodes[0], "renamed"))
     settings = small.config(method, data__clients=7, selection__k=7)
-    served = small.serve(grid, settings, terms=engine.ServerTerms(min_clients=6))
+    served = small.serve(grid, settings, terms=ServerTerms(min_clients=6))
     assert served.names[-1] == "declared:renamed"
     visible = [r["visible"] for r in served.records]
     assert visible == [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]]
@@ -81,7 +81,7 @@ def twins(count: int) -> FakeGrid:
     return grid
 
 
-def test_two_devices_with_one_name_are_told_apart_in_the_error(
+def test_two_devices_with_one_name_are_both_named_in_the_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     grid = twins(2)
@@ -93,7 +93,7 @@ def test_two_devices_with_one_name_are_told_apart_in_the_error(
     assert str(caught.value).count(sentence) == 1
     assert "give each its own client-id" in str(caught.value)
     assert caplog.text.count(sentence) == 1
-    terms = engine.ServerTerms(min_clients=1)
+    terms = ServerTerms(min_clients=1)
     served = small.serve(grid, small.config("fedavg", data__clients=2), terms=terms)
     assert all(r["selected"] == [0] for r in served.records)
     assert wire.UPDATE not in grid.nodes[0].asked

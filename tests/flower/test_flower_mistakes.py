@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-from flower_grid import FakeGrid
+from fake_grid import FakeGrid
 from flower_processes import APP
 from flwr.app import Context, RecordDict
 

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 pytest.importorskip("ray", reason="needs fedglimpse[flower]")
 
 from flower_processes import APP, quiet_environment
-from flower_schema import check_run_folder
+from run_folder_schema import check_run_folder
 
 from fedglimpse.config.loading import parse_words, resolve
 from fedglimpse.runs import experiment

@@ -112,7 +112,7 @@ def _guarded(handler: Handler) -> Callable[[Message, Context], Message]:
 
 
 class _Client:
-    """The five answers."""
+    """Answers the five kinds of messages of the server."""
 
     def __init__(
         self,

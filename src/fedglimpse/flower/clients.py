@@ -1,4 +1,4 @@
-"""Who is who: stable identities of clients whose connections come and go.
+"""Stable identities of clients whose connections come and go.
 
 A client is known by the name its key was registered under, else by the id it declares, else by
 its node id. Methods see dense ids 0, 1, ...: an agent's memory of a client follows the identity,
@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-UNKNOWN_SIZE = -1  # of a client that did not tell how many examples it has
+UNKNOWN_SIZE = -1  # of a client that did not say how many examples it has
 
 
 def identity(registered: str, declared: str, node_id: int) -> str:
@@ -77,23 +77,27 @@ class KnownClients:
         return left_out
 
     def drop_nodes(self, node_ids: Collection[int]) -> None:
-        """Reach no client at these nodes any more."""
-        self.nodes = {c: node for c, node in self.nodes.items() if node not in node_ids}
+        """Forget these nodes: no client is reached at them."""
+        remaining = {}  # a new table: callers may be iterating over the old one
+        for client, node in self.nodes.items():
+            if node not in node_ids:
+                remaining[client] = node
+        self.nodes = remaining
 
     def typical_sizes(self) -> list[int]:
         """Return the size of each of the N clients; of an unknown one, the mean of the others."""
         positive = [size for size in self.sizes if size > 0]
         mean = round(sum(positive) / len(positive)) if positive else 1
         unmet = self.capacity - len(self.sizes)
-        known = [mean if size == UNKNOWN_SIZE else size for size in self.sizes]
-        return known + [mean] * unmet
+        sizes = [mean if size == UNKNOWN_SIZE else size for size in self.sizes]
+        return sizes + [mean] * unmet
 
     def state_dict(self) -> dict[str, Any]:
         """Identities and sizes; connections do not outlive the server."""
         return {"names": list(self.names), "sizes": list(self.sizes)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, with nobody connected."""
+        """Continue from `state`, with no client connected."""
         self.names = list(state["names"])
         self.sizes = list(state["sizes"])
         self.nodes = {}

@@ -1,4 +1,4 @@
-"""What a server of real devices is made of, and which methods it can run."""
+"""The state of a federation on devices, and which methods it can run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Examples = tuple[Tensor, Tensor]  # raw examples [n, *shape] and labels [n]
 
 READ_OFF = frozenset({"delta_similarity", "proxy_logits"})  # only the server can compute them
 
-WITHOUT_EFFECT = (  # a user who sets one of these waits for something that does not come
+WITHOUT_EFFECT = (  # settings that only the simulator follows; setting one is an error
     "log.tensorboard",
     "log.own",
     "checkpoint.keep_models",
@@ -44,12 +44,12 @@ WITHOUT_EFFECT = (  # a user who sets one of these waits for something that does
 
 @dataclass(frozen=True)
 class Problem:
-    """What is learnt, and how the server judges it."""
+    """The model that is trained, and the examples that the server scores it on."""
 
     model: Callable[[], nn.Module]  # the same as on the clients
-    proxy: Examples  # the server's own examples: what methods are rewarded by
+    proxy: Examples  # the server's own examples, from which the reward is computed
     num_classes: int
-    test: Examples | None = None  # what records are scored on; None: the proxy set
+    test: Examples | None = None  # for the accuracy in the records; None: the proxy set
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ServerTerms:
     train_timeout: float = 600.0
     upload_timeout: float = 120.0
     quorum: float = 0.5  # share of the clients asked that must answer, else the round passes
-    poll: float = 0.01  # seconds between looks for answers; grows to half a second of silence
+    poll: float = 0.01  # seconds between two polls; grows to half a second while nothing arrives
     patience: float = 3.0  # a silent node gets new work after so many timeouts
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ def _check_number(name: str, value: object, integer: bool) -> None:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """How a method's rounds go on devices, and what its clients are asked for."""
+    """The phases of a method's rounds on devices, and what its clients are asked for."""
 
     asks_all: bool  # every visible client is asked before the choice
     trains_all: bool  # ... and trains
@@ -132,19 +132,23 @@ class RoundPlan:
         needs = method.selector.needs
         needs_after = method.selector.learns_from | method.aggregator.needs
         _check_no_oracle(needs | needs_after, config)
-        asked_before = frozenset(n for n in needs if CATALOGUE[n].phase != "server")
-        from_upload = frozenset(n for n in needs_after if CATALOGUE[n].from_upload)
+        asked_before = _of_clients(needs)
+        from_upload = frozenset(name for name in needs_after if CATALOGUE[name].from_upload)
         read_off = from_upload | (READ_OFF & (needs_after | asked_before))
-        sent_after = needs_after - read_off
         return RoundPlan(
             asks_all=bool(asked_before),
             trains_all=catalogue.trains_before_choice(needs),
             uploads_all=bool(asked_before & READ_OFF),
             before_choice=asked_before - READ_OFF,
-            with_update=frozenset(n for n in sent_after if CATALOGUE[n].phase != "server"),
+            with_update=_of_clients(needs_after - read_off),
             read_off=read_off,
             objectives=objective_parts(method.objective),
         )
+
+
+def _of_clients(reports: frozenset[str]) -> frozenset[str]:
+    """Return the reports that clients send, and the server does not compute by itself."""
+    return frozenset(name for name in reports if CATALOGUE[name].phase != "server")
 
 
 def _check_no_oracle(reports: frozenset[str], config: Config) -> None:
@@ -175,7 +179,7 @@ def check_settings(config: Config) -> None:
 
 
 def method_on_devices(setting: Setting) -> Method:
-    """Build a method to look at; UserError where it cannot run on devices.
+    """Build a method to inspect; raises UserError where it cannot run on devices.
 
     It is built as if it were allowed to be an oracle: the simulator's advice to allow it would not
     help here, where an oracle is refused in any case.
@@ -220,17 +224,17 @@ class Deployment:
         user_settings: Mapping[str, Any],
         sizes: Tensor,
     ) -> Deployment:
-        """Put a federation together.
+        """Build a federation.
 
         Args:
             config: of the run, with one seed.
             problem: model and the server's examples.
             terms: timeouts and quorum.
             exchange: how nodes are reached.
-            clients: everyone who has been met.
+            clients: all clients met so far.
             state: the global model.  # [d]
             user_settings: the user's own settings for clients.
-            sizes: local examples as they were known before round 0.  # [N]
+            sizes: local examples as reported before round 0.  # [N]
         """
         model = fresh_model(config, problem)
         layout = Layout.of(model)
@@ -283,7 +287,7 @@ class Deployment:
         return Population(dataset, (), torch.arange(len(y)))
 
     def twin(self) -> Selector:
-        """Return a second selector in the same state, to ask what if."""
+        """Return a copy of the selector, for choices that must not change its state."""
         selector = registry.build(self.config.method, self.setting).selector
         selector.load_state_dict(self.method.selector.state_dict())
         return selector

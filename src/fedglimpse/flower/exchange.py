@@ -59,10 +59,10 @@ class Pending(NamedTuple):
 
 @dataclass
 class Exchange:
-    """The server's mailbox."""
+    """Sends messages to nodes and collects their answers."""
 
     grid: Grid
-    poll: float = 0.01  # seconds between looks, growing while nothing comes
+    poll: float = 0.01  # seconds between two polls, growing while nothing arrives
     patience: float = 3.0  # a message expires after so many times its phase's timeout
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -70,7 +70,7 @@ class Exchange:
 
     def busy(self) -> set[int]:
         """Return the nodes that still owe a reply."""
-        self._pull(list(self.pending))  # the content of late replies is of no use any more
+        self._pull(list(self.pending))  # late replies are dropped
         return {message.node for message in self.pending.values()}
 
     def forgive(self, nodes: Collection[int]) -> None:
@@ -141,7 +141,7 @@ class Exchange:
         return nodes
 
     def _pull(self, message_ids: list[str]) -> dict[str, Answer]:
-        """Look once; returns message id -> answer, and clears what is no longer pending."""
+        """Poll once; returns message id -> answer, and clears what is no longer pending."""
         answers = {}
         if message_ids:
             for message in self.grid.pull_messages(message_ids):

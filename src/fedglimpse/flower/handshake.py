@@ -1,4 +1,4 @@
-"""Meeting clients: who is online, who they are, and whether they can take part."""
+"""Which clients are online, their identities, and whether they can take part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Handshake:
 
         Args:
             exchange: how nodes are asked.
-            clients: everyone who has been met; their connections are updated in it.
+            clients: all clients met so far; their connections are updated in it.
             settings: sent in a hello, besides the round.
             hello_timeout: seconds.
             required: what a client must be able to do, reports and objectives.
@@ -45,7 +45,7 @@ class Handshake:
         self.hello_timeout = hello_timeout
         self.required = required
         self.refusals: dict[int, str] = {}  # node -> the sentence about it
-        self._online_since: dict[int, str] = {}  # node -> when, as the SuperLink says
+        self._online_since: dict[int, str] = {}  # node -> since when, according to the SuperLink
         self._greeted_since: dict[int, str] = {}  # the same, when it said hello
         self._listed: set[int] = set()  # nodes that the SuperLink thinks are online
         self._last_asked: dict[int, int] = {}  # node -> the round before which it was greeted last
@@ -185,5 +185,5 @@ def wait_until(
 
 
 def _online_since(info: Any) -> str:
-    """Return when a node last came online, as far as the SuperLink says it."""
+    """Return when a node last came online, where the SuperLink says so."""
     return str(getattr(info, "last_activated_at", "") or "")

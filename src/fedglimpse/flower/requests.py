@@ -1,4 +1,4 @@
-"""The messages of one round: what is sent to whom, and what may be believed of the replies.
+"""The messages of one round: what each client is sent, and which replies can be used.
 
 Shapes, sizes and numbers of a reply are checked before use: a client is not trusted.
 """
@@ -27,7 +27,7 @@ _LARGEST_SIZE = 2**40  # examples that a client may claim to have
 
 
 class Refused(Exception):
-    """A reply that is not used; the text says why, in a few words of our own."""
+    """A reply that is not used; the message is a short reason."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CheckedUpdate:
 
 
 class ClientRequests:
-    """Asks clients in the name of one round, and notes in its log what went wrong."""
+    """Asks clients on behalf of one round, and notes in its log what went wrong."""
 
     def __init__(self, deployment: Deployment, log: RoundLog) -> None:
         self.deployment = deployment
@@ -60,8 +60,8 @@ class ClientRequests:
         for client, content in self._send(kind, requests).items():
             try:
                 reports = self._read_reports(content, plan.before_choice, client)
-            except Refused as why:
-                self.log.fail(client, str(why), refused=True)
+            except Refused as refusal:
+                self.log.fail(client, str(refusal), refused=True)
             else:
                 self._first_reports[client] = reports
         return self._first_reports
@@ -173,8 +173,8 @@ class ClientRequests:
         for client, content in contents.items():
             try:
                 updates[client] = self._checked_update(content, needs, client)
-            except Refused as why:
-                self.log.fail(client, str(why), refused=True)
+            except Refused as refusal:
+                self.log.fail(client, str(refusal), refused=True)
         return updates
 
     def _checked_update(
@@ -198,7 +198,7 @@ class ClientRequests:
             raise Refused("no examples")
         reports = {name: report_of(content, name, self._shape(name)) for name in needs}
         sizes[client] = size
-        with suppress(Refused):  # a client need not tell its loss
+        with suppress(Refused):  # a client need not send its loss
             self.log.losses[client] = float(report_of(content, "train_loss", ()))
         return reports
 
@@ -216,7 +216,7 @@ class ClientRequests:
 def tensor_of(array: Array, shape: tuple[int, ...]) -> Tensor:
     """Return a client's array as float32, or raise Refused.
 
-    Numpy's own header is read first: nothing is allocated for a shape that was not asked for.
+    Numpy's own header is read first: nothing is allocated for an unexpected shape.
     """
     floats = math.prod(shape)
     if len(array.data) > 4 * floats + _HEADER:

@@ -1,4 +1,4 @@
-"""One round on real devices: wait for clients, ask, select, collect, aggregate, learn."""
+"""One round on real devices: wait for clients, ask, select, collect, aggregate, give feedback."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ def run_round(deployment: Deployment, handshake: Handshake, round_num: int) -> d
     visible: list[int] = []
 
     def enough_visible() -> bool:
-        shown = set(deployment.visibility.visible(deployment.seed, round_num).tolist())
-        online = handshake.online(round_num)
-        sizes = deployment.clients.typical_sizes()
-        visible[:] = [client for client in online if client in shown and sizes[client] > 0]
+        visible[:] = _visible_clients(deployment, handshake, round_num)
         return len(visible) >= config.visibility.min_visible
 
     metrics: Mapping[str, float] = {}
@@ -48,6 +45,14 @@ def run_round(deployment: Deployment, handshake: Handshake, round_num: int) -> d
         scores = deployment.evaluator.score(deployment.state, *(problem.test or problem.proxy))
     record = log.record(deployment, metrics, scores)
     return replace(record, seconds=time.perf_counter() - start_time).to_json()
+
+
+def _visible_clients(deployment: Deployment, handshake: Handshake, round_num: int) -> list[int]:
+    """Return the clients that are online, have data, and are not hidden by `visibility.*`."""
+    shown = set(deployment.visibility.visible(deployment.seed, round_num).tolist())
+    online = handshake.online(round_num)
+    sizes = deployment.clients.typical_sizes()
+    return [client for client in online if client in shown and sizes[client] > 0]
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,8 @@ class DeviceRound:
         """Ask every visible client, if the method needs reports before it chooses.
 
         Returns:
-            What the method may see, None where too few answered, and the updates that have been
-            sent already, by client.
+            What the method may see, None where too few answered, and the updates that came with
+            the reports, by client.
         """
         deployment = self.deployment
         plan = deployment.plan
@@ -117,8 +122,8 @@ class DeviceRound:
         for name in sorted(plan.before_choice):
             rows[name] = torch.stack([reports[client][name] for client in ids])
         if plan.uploads_all:
-            in_order = [updates[client] for client in ids]
-            rows |= self._read_off(plan.read_off & needs, ids, in_order)
+            usable = {client: updates[client] for client in ids}
+            rows |= self._read_off(plan.read_off & needs, usable)
         visible_ids = torch.tensor(ids)
         view = View(
             round_num=self.round_num,
@@ -133,7 +138,7 @@ class DeviceRound:
     def _collect(
         self, view: View, choice: Choice, updates: Mapping[int, CheckedUpdate]
     ) -> list[UsedUpdate]:
-        """Get the updates of the chosen, of those that can be used."""
+        """Return the usable updates of the chosen clients, in the order of the choice."""
         plan = self.deployment.plan
         chosen = view.ids[choice.slots].tolist()
         if plan.trains_all and not plan.uploads_all:
@@ -204,16 +209,15 @@ class DeviceRound:
         """Make the next global model, score it on the proxy set, and return the outcome."""
         deployment = self.deployment
         method = deployment.method
-        ids = torch.tensor([one.client for one in used], dtype=torch.long)  # [K]
-        updates = [one.update for one in used]
+        updates = {chosen.client: chosen.update for chosen in used}  # in the order of the choice
+        ids = torch.tensor(list(updates), dtype=torch.long)  # [K]
         sizes = deployment.sizes[ids]
-        weights = choice.weights_at([one.position for one in used])
+        weights = choice.weights_at([chosen.position for chosen in used])
         if weights is None:
             weights = sizes.double() / sizes.sum()
-        reports = self._reports_after(ids, updates)
+        reports = self._reports_after(updates)
         if updates:
-            starts = torch.stack([update.start for update in updates])  # [K, d]
-            states = torch.stack([update.state for update in updates])  # [K, d]
+            starts, states = _stacked(updates)  # [K, d]
             aggregated = Update(
                 round_num=self.round_num,
                 ids=ids,
@@ -242,31 +246,30 @@ class DeviceRound:
             reports=_named(reports, method.selector.learns_from),
         )
 
-    def _reports_after(self, ids: Tensor, updates: Sequence[CheckedUpdate]) -> dict[str, Tensor]:
-        """Return what is known about the uploaded models: reported by clients, or read off."""
+    def _reports_after(self, updates: Mapping[int, CheckedUpdate]) -> dict[str, Tensor]:
+        """Return the reports about the uploaded models: sent by clients, or computed here."""
         deployment = self.deployment
         plan = deployment.plan
         method = deployment.method
         needs_after = method.selector.learns_from | method.aggregator.needs
         reports = {}
         for name in sorted(plan.with_update):
-            rows = [update.reports[name] for update in updates]
+            rows = [update.reports[name] for update in updates.values()]
             reports[name] = torch.stack(rows) if rows else torch.zeros(0)
-        reports |= self._read_off(plan.read_off & needs_after, ids.tolist(), updates)
+        reports |= self._read_off(plan.read_off & needs_after, updates)
         server_data = deployment.server_data
         return reports | deployment.reporter.server(needs_after, deployment.state, server_data)
 
     def _read_off(
-        self, names: frozenset[str], ids: Sequence[int], updates: Sequence[CheckedUpdate]
+        self, names: frozenset[str], updates: Mapping[int, CheckedUpdate]
     ) -> dict[str, Tensor]:
         """Compute reports from whole updates, on the server."""
         deployment = self.deployment
         starts = states = deployment.state.new_zeros(0, len(deployment.state))
         if updates:
-            starts = torch.stack([update.start for update in updates])  # [n, d]
-            states = torch.stack([update.state for update in updates])  # [n, d]
+            starts, states = _stacked(updates)  # [n, d]
         clients = TrainedClients(
-            ids=torch.tensor(ids, dtype=torch.long),
+            ids=torch.tensor(list(updates), dtype=torch.long),
             starts=starts,
             states=states,
             loss=torch.zeros(len(updates)),
@@ -275,6 +278,13 @@ class DeviceRound:
         return deployment.reporter.trained(names, clients, deployment.server_data)
 
 
+def _stacked(updates: Mapping[int, CheckedUpdate]) -> tuple[Tensor, Tensor]:
+    """Return the models before and after training, one row for each update `[n, d]`."""
+    starts = torch.stack([update.start for update in updates.values()])
+    states = torch.stack([update.state for update in updates.values()])
+    return starts, states
+
+
 def _named(reports: Mapping[str, Tensor], names: frozenset[str]) -> dict[str, Tensor]:
-    """Return the reports of these names, where there are such."""
+    """Return the reports of these names that exist."""
     return {name: reports[name] for name in names if name in reports}

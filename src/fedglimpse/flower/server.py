@@ -49,7 +49,7 @@ log = logging.getLogger("flwr.fedglimpse")
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run on devices leaves behind."""
+    """The result of a run on devices."""
 
     records: list[dict[str, Any]]
     summary: dict[str, Any]
@@ -93,7 +93,7 @@ class Server:
             return self._serve(config, method, folder, grid, start)
 
     def _check(self, config: Config, start: Tensor | None) -> Method:
-        """Return the method; UserError for a run that cannot be, before anything is done."""
+        """Return the method; raises UserError for a run that cannot start."""
         check(config)
         check_settings(config)
         num_clients = config.data.clients
@@ -122,7 +122,7 @@ class Server:
         setting = Setting(
             config=config,
             seed=config.seeds[0],
-            sizes=torch.ones(num_clients).long(),  # nobody has told theirs yet
+            sizes=torch.ones(num_clients).long(),  # unknown before clients say hello
             num_classes=self.problem.num_classes,
             num_params=layout.num_params,
         )
@@ -162,7 +162,7 @@ class Server:
         return self._finish(deployment, folder, records)
 
     def _open(self, config: Config, folder: RunFolder) -> dict[str, Any] | None:
-        """Return what to continue from, if anything; what cannot be continued stays as it is."""
+        """Return the checkpoint to continue from, if any; another run's folder is not changed."""
         folder.check(config, resume=True)
         checkpoint = folder.checkpoint.read()
         if checkpoint is not None:
@@ -258,7 +258,7 @@ class Server:
 
 
 def progress_line(record: Mapping[str, Any], rounds: int) -> str:
-    """Say in one line what a round did."""
+    """Return one line about a round, for the log."""
     accuracy = "-" if record["accuracy"] is None else f"{record['accuracy']:.3f}"
     line = (
         f"round {record['round'] + 1}/{rounds}: {len(record['visible'])} visible, "
@@ -285,6 +285,6 @@ def _save(folder: RunFolder, deployment: Deployment, record: dict[str, Any]) -> 
 
 
 def _write_names(folder: RunFolder, clients: KnownClients) -> None:
-    """Write who is who; the file also marks the folder as a run on devices, from its start on."""
+    """Write the identity of every client id; the file marks the folder as a run on devices."""
     with writing(folder.path):
         write_atomically(folder.clients, json.dumps(clients.names, indent=1))

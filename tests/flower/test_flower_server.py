@@ -1,4 +1,4 @@
-"""The server's loop against clients in memory: who is asked, chosen, replaced, remembered."""
+"""The server's loop with clients in memory: whom it asks, chooses, replaces and remembers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 
 pytest.importorskip("flwr", reason="needs fedglimpse[flower]")
 
-import flower_small as small
-from flower_grid import FakeGrid, FakeNode
-from flower_schema import check_run_folder
+import small_federation as small
+from fake_grid import FakeGrid, FakeNode
 from flwr.app import Array, Message
+from run_folder_schema import check_run_folder
 
 from fedglimpse.agent.policy import write_policy
 from fedglimpse.federation import models as nets
 from fedglimpse.flower import messages as wire
-from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
+from fedglimpse.flower.deployment import ServerTerms
 from fedglimpse.flower.round import DeviceRound
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe
@@ -32,7 +32,11 @@ DEVICES_ONLY = {"failed", "received_bytes_chosen", "received_bytes_others", "sec
 
 
 def shared(record: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in record.items() if k not in DEVICES_ONLY}
+    return without(record, DEVICES_ONLY)
+
+
+def without(record: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in names}
 
 
 @pytest.mark.parametrize("name", registry.MODULES)
@@ -45,14 +49,16 @@ def test_every_method_does_what_it_does_in_the_simulator(name: str) -> None:
         return
     simulated = experiment.run(settings)
     served = small.serve(small.grid(), settings)
-    for ours, theirs in zip(served.records, simulated.records, strict=True):
-        for key, value in shared(theirs).items():
-            if isinstance(value, str | dict | None):
-                assert ours[key] == value, key
+    for on_devices, in_simulator in zip(served.records, simulated.records, strict=True):
+        for key, expected in shared(in_simulator).items():
+            value = on_devices[key]
+            if isinstance(expected, str | dict | None):
+                assert value == expected, key
             else:
-                here, there = torch.tensor(ours[key]), torch.tensor(value)
-                torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, msg=key)
-        assert ours["failed"] == {}
+                torch.testing.assert_close(
+                    torch.tensor(value), torch.tensor(expected), rtol=1e-4, atol=1e-5, msg=key
+                )
+        assert on_devices["failed"] == {}
     torch.testing.assert_close(served.state, simulated.world.states[0], rtol=1e-5, atol=1e-6)
 
 
@@ -71,7 +77,7 @@ def test_only_the_chosen_upload_and_one_phase_methods_train_only_the_chosen() ->
     assert kinds.count(wire.HELLO) == small.CLIENTS
 
 
-def test_a_run_folder_is_a_run_folder(tmp_path: Path) -> None:
+def test_the_run_folder_is_that_of_a_simulated_run(tmp_path: Path) -> None:
     small.serve(small.grid(), small.config(), tmp_path / "r")
     check_run_folder(tmp_path / "r")
 
@@ -135,13 +141,16 @@ def test_a_reported_nan_is_refused_before_the_choice() -> None:
     grid = small.grid()
     grid.nodes[3].app = client_app(nets.digits_mlp, blown_up)
     served = small.serve(grid, small.config(preset="tuned-1"))
-    assert all(r["rejected"] == [3] for r in served.records)
-    assert all(3 not in r["selected"] and len(r["selected"]) == 2 for r in served.records)
+    assert all(record["rejected"] == [3] for record in served.records)
+    assert all(
+        3 not in record["selected"] and len(record["selected"]) == 2 for record in served.records
+    )
     assert served.state.isfinite().all()
 
 
 def test_a_client_that_lost_its_memory_between_the_phases_is_replaced() -> None:
-    grid, settings = small.grid(), small.config(small.LARGEST, rounds=1)
+    grid = small.grid()
+    settings = small.config(small.LARGEST, rounds=1)
     ranking = norms_in_order()
     node = grid.nodes[ranking[0]]
 
@@ -156,31 +165,30 @@ def test_a_client_that_lost_its_memory_between_the_phases_is_replaced() -> None:
     assert record["rejected"] == []
 
 
-def test_the_agent_learns_from_those_who_replaced() -> None:
-    """A failed upload must not teach the agent that the failed client was used."""
+def test_the_agent_learns_from_the_substitutes() -> None:
+    """After a failed upload, the agent must not learn as if the failed client had been used."""
     grid = small.grid()
     for node in grid.nodes[:4]:
         node.fault = lambda message: 5 if message.metadata.message_type == wire.UPLOAD else None
     served = small.serve(grid, small.config("glimpse", rounds=4))
-    assert all(set(r["selected"]) <= {4, 5} and r["selected"] for r in served.records)
+    assert all(
+        set(record["selected"]) <= {4, 5} and record["selected"] for record in served.records
+    )
 
 
 def test_a_silent_node_gets_no_new_work_until_it_has_answered() -> None:
     grid = small.grid()
-    mute, held = grid.nodes[2], []
+    mute = grid.nodes[2]
 
     def silent(message: Message) -> str | None:
-        if message.metadata.message_type == wire.SKETCH:
-            held.append(message)
-            return "silent"
-        return None
+        return "silent" if message.metadata.message_type == wire.SKETCH else None
 
     mute.fault = silent
-    terms = engine.ServerTerms(train_timeout=10, patience=1000)
+    terms = ServerTerms(train_timeout=10, patience=1000)
     served = small.serve(grid, small.config(), terms=terms)
     assert mute.asked == [wire.HELLO, wire.SKETCH]
     assert served.records[0]["failed"] == {"2": "no answer"}
-    assert [2 in r["visible"] for r in served.records] == [True, False, False]
+    assert [2 in record["visible"] for record in served.records] == [True, False, False]
 
     grid = small.grid()
     mute = grid.nodes[2]
@@ -203,7 +211,7 @@ def test_a_silent_node_gets_no_new_work_until_it_has_answered() -> None:
 
     grid.get_nodes = nodes  # type: ignore[method-assign]
     served = small.serve(grid, small.config(), terms=terms)
-    assert [2 in r["visible"] for r in served.records] == [True, True, True]
+    assert [2 in record["visible"] for record in served.records] == [True, True, True]
     assert "2" not in served.records[1]["failed"]
 
 
@@ -212,7 +220,7 @@ def test_a_node_that_restarts_owes_nothing_any_more() -> None:
     node = grid.nodes[2]
 
     def restart(message: Message) -> str | None:
-        """Take the first training to the grave."""
+        """Restart at the first training, which is lost."""
         if message.metadata.message_type != wire.SKETCH or node.last_activated_at == "1":
             return None
         node.forget()
@@ -220,10 +228,10 @@ def test_a_node_that_restarts_owes_nothing_any_more() -> None:
         return "silent"
 
     node.fault = restart
-    terms = engine.ServerTerms(train_timeout=10, patience=1000)
+    terms = ServerTerms(train_timeout=10, patience=1000)
     served = small.serve(grid, small.config(), terms=terms)
-    assert [r["failed"] for r in served.records] == [{"2": "no answer"}, {}, {}]
-    assert all(2 in r["visible"] for r in served.records)
+    assert [record["failed"] for record in served.records] == [{"2": "no answer"}, {}, {}]
+    assert all(2 in record["visible"] for record in served.records)
     assert node.asked[:4] == [wire.HELLO, wire.SKETCH, wire.HELLO, wire.SKETCH]
 
 
@@ -234,34 +242,33 @@ def test_too_few_answers_let_a_round_pass() -> None:
     start = small.serve(small.grid(), small.config("fedavg", rounds=1), terms=small.TERMS)
     assert start.records[0]["selected"]
     served = small.serve(grid, small.config())
-    assert all(r["selected"] == [] and len(r["failed"]) == 4 for r in served.records)
+    assert all(record["selected"] == [] and len(record["failed"]) == 4 for record in served.records)
     assert served.records[0]["accuracy"] == served.records[-1]["accuracy"]
-    lax = engine.ServerTerms(quorum=0.2)
-    assert all(r["selected"] for r in small.serve(grid, small.config(), terms=lax).records)
+    small_quorum = ServerTerms(quorum=0.2)
+    served = small.serve(grid, small.config(), terms=small_quorum)
+    assert all(record["selected"] for record in served.records)
 
 
-def test_a_killed_server_goes_on_as_if_nothing_had_happened(
+def test_a_killed_server_resumes_with_the_same_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = small.config("glimpse", rounds=6)
-    whole = small.serve(small.grid(), settings)
-    play = DeviceRound.run
+    uninterrupted = small.serve(small.grid(), settings)
+    run_round = DeviceRound.run
 
     def killed(self: DeviceRound) -> Any:
         if self.round_num == 4:
             raise KeyboardInterrupt
-        return play(self)
+        return run_round(self)
 
     monkeypatch.setattr(DeviceRound, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         small.serve(small.grid(), settings, tmp_path / "r")
-    monkeypatch.setattr(DeviceRound, "run", play)
+    monkeypatch.setattr(DeviceRound, "run", run_round)
     resumed = small.serve(small.grid(), settings, tmp_path / "r")
-    drop = {"seconds"}
-    assert [{k: v for k, v in r.items() if k not in drop} for r in resumed.records] == [
-        {k: v for k, v in r.items() if k not in drop} for r in whole.records
-    ]
-    assert torch.equal(resumed.state, whole.state)
+    for record, expected in zip(resumed.records, uninterrupted.records, strict=True):
+        assert without(record, {"seconds"}) == without(expected, {"seconds"})
+    assert torch.equal(resumed.state, uninterrupted.state)
     check_run_folder(tmp_path / "r")
 
 
@@ -269,23 +276,25 @@ def test_a_policy_of_the_simulator_is_served_frozen(tmp_path: Path) -> None:
     policy = str(tmp_path / "policy.pt")
     experiment.run(small.config("glimpse", rounds=6, agent__save=policy))
     settings = small.config("glimpse", agent__load=policy, agent__frozen=True)
-    simulated, served = experiment.run(settings), small.serve(small.grid(), settings)
-    for ours, theirs in zip(served.records, simulated.records, strict=True):
-        assert ours["selected"] == theirs["selected"]
-        assert ours["q"] == pytest.approx(theirs["q"], abs=1e-3)
-        assert ours["epsilon"] == 0
-        assert "td_loss" not in ours
+    simulated = experiment.run(settings)
+    served = small.serve(small.grid(), settings)
+    for on_devices, in_simulator in zip(served.records, simulated.records, strict=True):
+        assert on_devices["selected"] == in_simulator["selected"]
+        assert on_devices["q"] == pytest.approx(in_simulator["q"], abs=1e-3)
+        assert on_devices["epsilon"] == 0
+        assert "td_loss" not in on_devices
     learning = small.serve(
         small.grid(), small.config("glimpse", rounds=12, agent__load=policy, agent__save=policy)
     )
     assert "td_loss" in learning.records[-1]
 
 
-def test_a_policy_that_others_taught_is_served(tmp_path: Path) -> None:
-    taught = teach([small.config("glimpse", rounds=12, seeds=[1, 2])], lessons=5)
-    policy = str(write_policy(taught.policy, str(tmp_path / "policy.pt")))
+def test_a_pretrained_policy_is_served(tmp_path: Path) -> None:
+    pretrained = teach([small.config("glimpse", rounds=12, seeds=[1, 2])], lessons=5)
+    policy = str(write_policy(pretrained.policy, str(tmp_path / "policy.pt")))
     settings = small.config("glimpse", agent__load=policy, agent__frozen=True)
-    simulated, served = experiment.run(settings), small.serve(small.grid(), settings)
-    for ours, theirs in zip(served.records, simulated.records, strict=True):
-        assert ours["selected"] == theirs["selected"]
-        assert ours["q"] == pytest.approx(theirs["q"], abs=1e-3)
+    simulated = experiment.run(settings)
+    served = small.serve(small.grid(), settings)
+    for on_devices, in_simulator in zip(served.records, simulated.records, strict=True):
+        assert on_devices["selected"] == in_simulator["selected"]
+        assert on_devices["q"] == pytest.approx(in_simulator["q"], abs=1e-3)

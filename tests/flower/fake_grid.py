@@ -12,14 +12,17 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-Fault = Callable[[Message], Any]  # None: as usual; "silent"; an error code; a Message: instead
+Fault = Callable[[Message], Any]  # None: no fault; "silent"; an error code; a reply to send
 
 
 class FakeNode:
     """One SuperNode with its client app and its memory."""
 
     def __init__(self, node_id: int, app: ClientApp, config: dict[str, Any], name: str) -> None:
-        self.node_id, self.app, self.name, self.config = node_id, app, name, config
+        self.node_id = node_id
+        self.app = app
+        self.name = name
+        self.config = config
         self.last_activated_at = "0"
         self.online = True
         self.fault: Fault = lambda message: None
@@ -41,7 +44,7 @@ class FakeNode:
 
 
 class FakeGrid(Grid):
-    """Delivers at once; whatever a fault holds back is never delivered."""
+    """Delivers at once; a reply that a fault holds back is never delivered."""
 
     def __init__(self, nodes: Iterable[FakeNode]) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as a server app has
@@ -66,29 +69,34 @@ class FakeGrid(Grid):
         raise NotImplementedError
 
     def get_node_ids(self) -> list[int]:
-        return [n.node_id for n in self.nodes if n.online]
+        return [node.node_id for node in self.get_nodes()]
 
     def get_nodes(self) -> list[Any]:
-        return [n for n in self.nodes if n.online]
+        return [node for node in self.nodes if node.online]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid4())
             ids.append(message.metadata.message_id)
-            node = next(n for n in self.nodes if n.node_id == message.metadata.dst_node_id)
+            node = self._node(message.metadata.dst_node_id)
             kind = message.metadata.message_type
             node.asked.append(kind)
             self.log.append((kind, node.node_id))
-            what = node.fault(message)
-            if what == "silent":
+            fault = node.fault(message)
+            if fault == "silent":
                 continue
-            if isinstance(what, int):
-                reply = Message(Error(what, "made up"), reply_to=message)
+            if isinstance(fault, int):
+                reply = Message(Error(fault, "made up"), reply_to=message)
+            elif isinstance(fault, Message):
+                reply = fault
             else:
-                reply = what if isinstance(what, Message) else node.answer(message)
+                reply = node.answer(message)
             self.replies[message.metadata.message_id] = reply
         return ids
+
+    def _node(self, node_id: int) -> FakeNode:
+        return next(node for node in self.nodes if node.node_id == node_id)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self.replies.pop(i) for i in list(message_ids) if i in self.replies]

@@ -1,4 +1,4 @@
-"""A small federation in memory, and a method whose choice can be foretold."""
+"""A small federation in memory, and a method whose choice is known in advance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flower_grid import FakeGrid, FakeNode
+from fake_grid import FakeGrid, FakeNode
 from torch import Tensor
 
 from fedglimpse.config.loading import resolve
@@ -17,16 +17,17 @@ from fedglimpse.data.population import Population
 from fedglimpse.data.sources import load
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.flower import server as engine
 from fedglimpse.flower.client import client_app
+from fedglimpse.flower.deployment import Problem, ServerTerms
 from fedglimpse.flower.exchange import Exchange
+from fedglimpse.flower.server import FinishedRun, Server
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting, Stateless
 from fedglimpse.runs.build import population_of
 from fedglimpse.types import Choice, Method, View
 
 CLIENTS = 6
-LARGEST = "flower_small:build"
+LARGEST = "small_federation:build"
 
 
 class Largest(Stateless):
@@ -56,8 +57,8 @@ def config(method: str = "glimpse", **keys: Any) -> Config:
     }
     if ":" not in method:
         options = registry.info(method).example_options
-        values |= {f"options.{k}": v for k, v in options.items()}
-    return resolve(values | {k.replace("__", "."): v for k, v in keys.items()})
+        values |= {f"options.{name}": value for name, value in options.items()}
+    return resolve(values | {key.replace("__", "."): value for key, value in keys.items()})
 
 
 @cache
@@ -70,38 +71,40 @@ def data(settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     return population().dataset.x_train[rows], population().dataset.y_train[rows]
 
 
-def problem() -> engine.Problem:
-    all_data, proxy = population().dataset, population().proxy
-    return engine.Problem(
+def problem() -> Problem:
+    dataset = population().dataset
+    proxy = population().proxy
+    return Problem(
         nets.digits_mlp,
-        proxy=(all_data.x_train[proxy], all_data.y_train[proxy]),
+        proxy=(dataset.x_train[proxy], dataset.y_train[proxy]),
         num_classes=10,
-        test=(all_data.x_test, all_data.y_test),
+        test=(dataset.x_test, dataset.y_test),
     )
 
 
 def grid(clients: int = CLIENTS, names: bool = False, app: Any = None) -> FakeGrid:
     """Return a grid whose node ids say nothing about the clients."""
     app = app or client_app(nets.digits_mlp, data=data)
-    return FakeGrid(
-        FakeNode(900 - 31 * i, app, {"partition-id": i}, f"site-{i}" if names else "")
-        for i in range(clients)
-    )
+    nodes = []
+    for i in range(clients):
+        name = f"site-{i}" if names else ""
+        nodes.append(FakeNode(900 - 31 * i, app, {"partition-id": i}, name))
+    return FakeGrid(nodes)
 
 
-class Clocked(Exchange):
+class GridExchange(Exchange):
     """An exchange whose time is the grid's."""
 
     def __init__(self, grid: FakeGrid, poll: float, patience: float) -> None:
         super().__init__(grid, poll, patience, clock=grid.clock, sleep=grid.sleep)
 
 
-TERMS = engine.ServerTerms(
+TERMS = ServerTerms(
     start_timeout=10, visible_timeout=10, hello_timeout=10, train_timeout=10, upload_timeout=10
 )
 
 
 def serve(
-    on: FakeGrid, settings: Config, out: Path | None = None, terms: engine.ServerTerms = TERMS
-) -> engine.FinishedRun:
-    return engine.Server(settings, problem(), terms, out).run(on)
+    grid: FakeGrid, settings: Config, out: Path | None = None, terms: ServerTerms = TERMS
+) -> FinishedRun:
+    return Server(settings, problem(), terms, out).run(grid)

@@ -103,14 +103,14 @@ def main(grid, context):
     (marks / "server").write_text(str(os.getpid()))
     config, terms, out = from_run_config(context.run_config)
     strategy = GlimpseStrategy(config, Problem(make_model, **server_data(config)), terms, out)
-    told = {{f"data.{{name}}": value for name, value in asdict(config.data).items()}}
-    told |= {{"seed": config.seeds[0], "marks": str(marks)}}
-    strategy.start(grid=grid, train_config=ConfigRecord(told))
+    user_settings = {{f"data.{{name}}": value for name, value in asdict(config.data).items()}}
+    user_settings |= {{"seed": config.seeds[0], "marks": str(marks)}}
+    strategy.start(grid=grid, train_config=ConfigRecord(user_settings))
 '''
 
 
 def faulty_app(to: Path, marks: Path) -> Path:
-    """Write the app; what happens is told by files in `marks`."""
+    """Write the app; files in `marks` record what happens."""
     marks.mkdir()
     return copy_app(to, CLIENT, SERVER.format(marks=str(marks)))
 

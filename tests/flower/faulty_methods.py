@@ -1,4 +1,4 @@
-"""Methods of a user that go wrong, or that no method of the library is like."""
+"""A user's own methods: faulty ones, and ones unlike any method of the library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from flower_small import Largest
+from small_federation import Largest
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import WeightedDelta
