@@ -77,7 +77,7 @@ def test_learns_which_clients_are_worth_choosing() -> None:
     good = {0, 3, 4, 7, 9}
     play(method, range(300), good)
     view = fakes.view(method.selector, range(fakes.N), 300)
-    q = method.selector.agent.look(view)  # type: ignore[attr-defined]
+    q = method.selector.agent.scores(view)  # type: ignore[attr-defined]
     is_good = torch.tensor([i in good for i in range(fakes.N)])
     assert q[is_good].mean() > q[~is_good].mean() + 0.3
     assert set(q.argsort(descending=True)[:4].tolist()) <= good

@@ -28,14 +28,15 @@ def test_distances_are_relative_and_leave_buffers_out() -> None:
     made = fakes.update(deltas, starts=torch.zeros(2, 3), num_params=2, weights=[0.5, 0.5])
     new = aggregator.step(torch.zeros(3), made)
     assert new.tolist() == [2.0, 0.0, 60.0]
-    assert aggregator.last is not None
-    assert aggregator.last[1].tolist() == [0.5, 0.5]
+    assert aggregator.relative.tolist() == [0.5, 0.5]
 
 
 def played(method: Method, t: int, distances: list[float], score: float) -> Outcome:
     view = fakes.view(method.selector, [2, 5, 8], t)
     choice = method.selector.select(view, 2)
-    cast(Distances, method.aggregator).last = (t, torch.tensor(distances).double())
+    aggregator = cast(Distances, method.aggregator)
+    aggregator.round_num = t
+    aggregator.relative = torch.tensor(distances).double()
     outcome = replace(fakes.outcome(method.selector, view, choice), score=score)
     method.selector.feedback(outcome)
     return outcome

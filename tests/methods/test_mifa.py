@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fakes
-from fedglimpse.methods.mifa import Memory, Options
+from fedglimpse.methods.mifa import Options, UpdateMemory
 
 LR, GRADIENTS = 0.1, [0.4, -0.2, 0.6]
 DELTAS = [torch.tensor([[-LR * g]]) for g in GRADIENTS]
@@ -12,7 +12,7 @@ DELTAS = [torch.tensor([[-LR * g]]) for g in GRADIENTS]
 
 def after(seen: int, **options: object) -> float:
     """Return the model after the first `seen` clients sent their memory in one round, from 1."""
-    memory = Memory(3, Options(**options))  # type: ignore[arg-type]
+    memory = UpdateMemory(3, Options(**options))  # type: ignore[arg-type]
     return memory.step(torch.ones(1), fakes.update(torch.cat(DELTAS[:seen]))).item()
 
 
@@ -26,7 +26,7 @@ def test_the_worked_example() -> None:
 
 def test_memories_stay_until_they_are_replaced_or_too_old() -> None:
     def two_rounds(later: int, max_age: int) -> float:
-        memory = Memory(2, Options(max_age=max_age))
+        memory = UpdateMemory(2, Options(max_age=max_age))
         state = memory.step(torch.zeros(1), fakes.update(torch.tensor([[1.0]]), ids=[0]))
         second = fakes.update(torch.tensor([[3.0]]), ids=[1], round_num=later)
         return memory.step(state, second).item()
@@ -50,7 +50,7 @@ def test_full_participation_is_uniform_fedavg() -> None:
 
 
 def test_buffers_are_this_rounds_and_never_negative() -> None:
-    memory, state = Memory(2, Options()), torch.tensor([0.0, 1.0])  # a variance of 1
+    memory, state = UpdateMemory(2, Options()), torch.tensor([0.0, 1.0])  # a variance of 1
     for t in range(40):  # the same client halves the variance again and again
         delta = torch.tensor([[0.1, -0.5 * float(state[1])]])
         state = memory.step(state, fakes.update(delta, ids=[0], num_params=1, round_num=t))

@@ -18,7 +18,7 @@ def tried(utilities: dict[int, float], last: dict[int, int] | None = None) -> Oo
     selector = Oort(EVEN, Options())
     for client, utility in utilities.items():
         selector.utility[client] = utility
-        selector.last[client] = (last or {}).get(client, 1)
+        selector.last_round[client] = (last or {}).get(client, 1)
     return selector
 
 
@@ -29,13 +29,13 @@ def test_utility_is_size_times_root_mean_squared_loss() -> None:
     root = math.sqrt((3**2 + 4**2) / 2)
     selector.feedback(replace(outcome, reports={"rms_loss": torch.tensor([root])}))
     assert selector.utility[1].item() == pytest.approx(7.0711, abs=1e-4)
-    assert selector.last[1] == 1
+    assert selector.last_round[1] == 1
     assert selector.utility[0].isnan()
 
 
 def test_the_worked_scores() -> None:
     selector = tried({0: 10, 1: 20, 2: 30}, {0: 5, 1: 2, 2: 9})
-    scores = selector.scores(torch.tensor([0, 1, 2]), now=10)
+    scores = selector.scores(torch.tensor([0, 1, 2]), 10)
     assert scores.tolist() == pytest.approx([0.2151, 0.8396, 1.1600], abs=1e-4)
 
 
@@ -43,8 +43,8 @@ def test_extreme_utilities_are_clipped() -> None:
     selector = Oort(torch.full((100,), 10), Options())
     selector.utility[:] = torch.arange(100).double() + 1
     selector.utility[99] = 1e6
-    selector.last[:] = 1
-    scores = selector.scores(torch.arange(100), now=1)
+    selector.last_round[:] = 1
+    scores = selector.scores(torch.arange(100), 1)
     assert scores[99] == scores[98]  # the element at 0.98 of the sorted list
 
 

@@ -105,9 +105,9 @@ def test_a_round_in_numbers() -> None:
     for t, score in enumerate((0.50, 0.5005)):
         made = fakes.update(deltas, ids=[2, 5, 8], round_num=t)
         method.aggregator.step(state, made)
-        assert trust.deed is not None
-        assert trust.deed.anomaly.tolist() == pytest.approx([0.2, 2.2 / 3, 0.2])
-        weights = trust.deed.weights
+        assert trust.weighed is not None
+        assert trust.weighed.anomaly.tolist() == pytest.approx([0.2, 2.2 / 3, 0.2])
+        weights = trust.weighed.weights
         metrics = feed(method, t, score)
     # the first round has nothing to compare with; the second gained .05 percentage points
     part = 0.05 / weights
@@ -154,7 +154,7 @@ def test_a_poisoner_loses_its_weight() -> None:
         deltas = torch.ones(3, 4) + 0.3 * torch.randn(3, 4, generator=draw)
         deltas[1] *= -0.8
         method.aggregator.step(state, fakes.update(deltas, ids=[2, 5, 8], round_num=t))
-        assert trust_of(method).deed is not None
-        weights = trust_of(method).deed.weights  # type: ignore[union-attr]
+        assert trust_of(method).weighed is not None
+        weights = trust_of(method).weighed.weights  # type: ignore[union-attr]
         feed(method, t, 0.5 + 0.01 * (t % 2))
     assert weights[1] < 0.05

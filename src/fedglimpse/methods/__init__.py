@@ -1,1 +1,6 @@
-"""Methods: one readable file each. `registry` finds them by name."""
+"""Methods: who is chosen, how updates merge, what clients minimise; one readable file each.
+
+Begin with `fedavg.py`, then `base.py`, which method files build on; `registry.py` finds a method by
+name, and `learners/` holds the learners that several compared methods share. May import `agent`,
+`config`, `errors`, `federation`, `fields`, `plugins`, `rng` and `types`.
+"""

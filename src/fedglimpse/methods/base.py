@@ -32,17 +32,19 @@ class Setting:
     num_classes: int
     num_params: int
     device: str = "cpu"  # where models are trained
-    _read: list[type[Any]] = field(default_factory=list, compare=False, repr=False)
+    _options_read: list[type[Any]] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def read_options(self) -> bool:
         """True where the method has looked at its options."""
-        return bool(self._read)
+        return bool(self._options_read)
 
     @property
     def own_options(self) -> dict[str, Any]:
         """`options.*` but for the permission to be an oracle, which any method can be given."""
-        return {k: v for k, v in self.config.options.items() if k != PERMISSION}
+        options = dict(self.config.options)
+        options.pop(PERMISSION, None)
+        return options
 
     @property
     def num_clients(self) -> int:
@@ -56,11 +58,12 @@ class Setting:
             cls: a dataclass of plain fields with defaults.
             presets: preset name -> values that differ from those defaults.
         """
-        self._read.append(cls)
+        self._options_read.append(cls)
         if not is_dataclass(cls):
             raise UserError(
                 f"setting.options({getattr(cls, '__name__', cls)}) is given no dataclass: write "
-                "@dataclass(frozen=True) above the class."
+                "@dataclass(frozen=True) above the class.",
+                key="method",
             )
         config = self.config
         if PERMISSION not in {item.name for item in fields(cls)}:
@@ -95,15 +98,15 @@ class Stateless:
     learns_from: frozenset[str] = frozenset()
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
-        """Learn nothing."""
+        """Learn nothing, and record nothing."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
+        """Return nothing."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Do nothing, as `state` is empty."""
 
 
 class UniformRandom(Stateless):
@@ -117,17 +120,6 @@ class UniformRandom(Stateless):
         """Draw from the round's generator."""
         slots = random_slots(view, k)
         return Choice(slots, weights_of(self.weights, slots), shares=True)
-
-
-def require(ok: bool, option: str, value: object, wanted: str) -> None:
-    """Raise UserError unless an option of a method has a value it can work with."""
-    if not ok:
-        raise UserError(f"options.{option}={value} is not possible: use {wanted}.")
-
-
-def one_of(option: str, value: str, *known: str) -> None:
-    """Raise UserError unless an option of a method is one of the known words."""
-    require(value in known, option, value, " or ".join(known))
 
 
 def weights_of(kind: str, slots: Tensor) -> Tensor | None:
@@ -147,8 +139,10 @@ def top_slots(scores: Tensor | Sequence[float], k: int, generator: torch.Generat
 
     A score that is not a number is the worst.
     """
-    rows = torch.as_tensor(scores).detach().cpu().double()
-    drawn = torch.randperm(len(rows), generator=generator).numpy()[::-1]
-    values = rows.numpy()[drawn]
-    worst_first = np.argsort(np.where(np.isnan(values), -np.inf, values), kind="stable")
-    return torch.from_numpy(drawn[worst_first[::-1][:k]])  # of equal ones, the first drawn first
+    values = torch.as_tensor(scores).detach().cpu().double().numpy()
+    shuffled = torch.randperm(len(values), generator=generator).numpy()[::-1]
+    shuffled_values = values[shuffled]
+    comparable = np.where(np.isnan(shuffled_values), -np.inf, shuffled_values)
+    worst_first = np.argsort(comparable, kind="stable")
+    best_first = worst_first[::-1]  # which also puts the first drawn of equal ones first
+    return torch.from_numpy(shuffled[best_first[:k]])

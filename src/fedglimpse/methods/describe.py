@@ -1,8 +1,7 @@
-"""A method in a line: when clients train and what travels, read off what it declares."""
+"""What `fedglimpse methods` shows of a method, read from what the method declares."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from fedglimpse.config.loading import resolve
 from fedglimpse.federation.reports import CATALOGUE, ORACLES, Sizes, trains_before_choice
 from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.methods.registry import reads
+from fedglimpse.types import Method
 
 
 @dataclass(frozen=True)
@@ -39,37 +39,51 @@ def describe(info: MethodInfo) -> Description:
         num_params=100,
     )
     method = info.build(setting)
-    asked = method.selector.needs
-    after = (method.selector.learns_from | method.aggregator.needs) - asked
-    after = frozenset(name for name in after if not CATALOGUE[name].from_upload)
-    post = trains_before_choice(asked)
-    everything = method.takes_all or any(CATALOGUE[n].uploads_model for n in asked)
-    sent = ["V·d" if everything else "K·d"]
-    sent += [f"V·{floats}" for floats in _floats(asked)]
-    sent += [f"K·{floats}" for floats in _floats(after)]
+    needs = method.selector.needs
     return Description(
         name=info.name,
         summary=info.summary,
         source=info.source,
         confidence=info.confidence,
-        phase="post" if post else "pre",
-        trains=_trains(post, method.takes_all),
-        uplink=" + ".join(sent),
-        needs=tuple(sorted(asked)),
+        phase="post" if trains_before_choice(needs) else "pre",
+        trains=_trains(method),
+        uplink=_uplink(method),
+        needs=tuple(sorted(needs)),
         oracle=not ORACLES.isdisjoint(reads(method)),
     )
 
 
-def _trains(post: bool, takes_all: bool) -> str:
-    if takes_all:
+def _trains(method: Method) -> str:
+    """Return who trains in a round."""
+    if method.takes_all:
         return "all visible"
-    return "all visible, then chooses" if post else "the chosen"
+    if trains_before_choice(method.selector.needs):
+        return "all visible, then chooses"
+    return "the chosen"
+
+
+def _uplink(method: Method) -> str:
+    """Return what clients send in a round, in floats: V visible, K chosen, d of a model."""
+    before = method.selector.needs
+    after = (method.selector.learns_from | method.aggregator.needs) - before
+    sent_after = [name for name in after if not CATALOGUE[name].from_upload]
+    all_upload = method.takes_all or any(CATALOGUE[name].uploads_model for name in before)
+    terms = ["V·d" if all_upload else "K·d"]
+    terms += [f"V·{floats}" for floats in _floats(before)]
+    terms += [f"K·{floats}" for floats in _floats(sent_after)]
+    return " + ".join(terms)
 
 
 def _floats(names: Iterable[str]) -> list[str]:
-    """Return how many floats a client sends, as a letter where that depends on a size."""
-    letters = {0: "", 1: "1", 7: "D", 11 * 13: "P·C"}
-    sizes = Sizes(state=5, sketch=7, proxy=11, classes=13)
-    found = Counter(letters[CATALOGUE[name].up(sizes)] for name in sorted(names))
-    single = found.pop("1", 0)
-    return ([str(single)] if single else []) + [size for size in found.elements() if size]
+    """Return how many floats a client sends: their number, then the letters of sizes."""
+    sizes = Sizes(state=5, sketch=7, proxy=11, classes=13)  # told apart by their values
+    letters = {7: "D", 11 * 13: "P·C"}
+    single_floats = 0
+    terms: list[str] = []
+    for name in sorted(names):
+        floats = CATALOGUE[name].up(sizes)
+        if floats in letters:
+            terms.append(letters[floats])
+        else:
+            single_floats += floats
+    return [str(single_floats), *terms] if single_floats else terms

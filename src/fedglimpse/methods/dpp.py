@@ -4,7 +4,7 @@ A control that is label-free and sees the set, not only the client: a greedy sea
 of a determinantal point process (Kulesza and Taskar, "Determinantal Point Processes for Machine
 Learning", 2012) whose kernel is the cosine similarity of the clients' update sketches.
 
-All clients are alike to the first pick, so that one is drawn at random.
+The first pick is drawn at random, since every single client spans the same volume.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ RIDGE = 1e-6  # on the diagonal: two equal updates leave the determinant above z
 def log_volume(points: Tensor) -> Value:
     """Return the value of a subset: log det of the cosine similarities of `points` `[V, D]`."""
     unit = F.normalize(points.double(), dim=1)
-    moved = (unit.square().sum(1) > 0.5).double()  # [V] 0 where a client sent no update at all
-    kernel = (unit @ unit.T).fill_diagonal_(0) + torch.diag(moved + RIDGE)  # [V, V]
+    has_moved = (unit.square().sum(1) > 0.5).double()  # [V] 0 where the update is zero
+    similarity = (unit @ unit.T).fill_diagonal_(0)  # [V, V]
+    kernel = similarity + torch.diag(has_moved + RIDGE)
 
     def value(subsets: Tensor) -> Tensor:
-        return torch.linalg.slogdet(kernel[subsets[:, :, None], subsets[:, None]]).logabsdet
+        minors = kernel[subsets[:, :, None], subsets[:, None]]  # [B, K, K]
+        return torch.linalg.slogdet(minors).logabsdet
 
     return value
 

@@ -1,4 +1,4 @@
-"""EdgeFLow: the model moves from cluster to cluster; all clients it finds there train.
+"""EdgeFLow: the model moves from cluster to cluster, and all clients of a cluster train.
 
 Shi, Hou, Fan and Letaief, "EdgeFLow: Serverless Federated Learning via Sequential Model Migration
 in Edge Networks", 2026, and the code at github.com/hqj-les30/HA-EdgeFLow.
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.methods.base import WEIGHTS, MethodInfo, Setting, Stateless, one_of, weights_of
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import WEIGHTS, MethodInfo, Setting, Stateless, weights_of
 from fedglimpse.types import Choice, Method, View
 
 
@@ -22,10 +23,7 @@ from fedglimpse.types import Choice, Method, View
 class Options:
     """`options.*` of EdgeFLow."""
 
-    weights: str = "size"  # size, or uniform as in the authors' code
-
-    def __post_init__(self) -> None:
-        one_of("weights", self.weights, *WEIGHTS)
+    weights: str = option("size", "size, or uniform as in the authors' code", choices=WEIGHTS)
 
 
 class Everyone(Stateless):

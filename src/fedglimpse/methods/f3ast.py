@@ -19,7 +19,8 @@ from typing import Any
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.methods.base import MethodInfo, Setting, Stateless, one_of, require, top_slots
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting, Stateless, top_slots
 from fedglimpse.types import Choice, Method, Outcome, View
 
 LEAST_RATE = 1e-6
@@ -30,22 +31,25 @@ RESOLUTION = 1e9  # p / r that differ by less than a part in so many are equal, 
 class Options:
     """`options.*` of F3AST."""
 
-    mode: str = "unbiased"  # weights p / r; normalised: these divided by their sum
-    beta: float = 0.001  # how fast rates follow: a memory of about 1 / beta rounds
-    rate: str = "before"  # weights use the rate before or after this round
-    clip: float = 0.0  # largest weight in units of 1 / K, such as 10; 0: no limit
-    server_lr: float = 1.0  # factor on the step
-
-    def __post_init__(self) -> None:
-        one_of("mode", self.mode, "unbiased", "normalised")
-        one_of("rate", self.rate, "before", "after")
-        require(0 < self.beta < 1, "beta", self.beta, "a number between 0 and 1, such as 0.001")
-        require(self.clip >= 0, "clip", self.clip, "0 for no limit, or a number such as 10")
-        require(self.server_lr > 0, "server_lr", self.server_lr, "a number above 0, such as 1.0")
+    mode: str = option(
+        "unbiased",
+        "weights p / r; normalised: these divided by their sum",
+        choices=("unbiased", "normalised"),
+    )
+    beta: float = option(
+        0.001, "how fast rates follow: a memory of about 1 / beta rounds", above=0, below=1
+    )
+    rate: str = option(
+        "before", "weights use the rate before or after this round", choices=("before", "after")
+    )
+    clip: float = option(
+        0.0, "largest weight in units of 1 / K, such as 10; 0: no limit", at_least=0
+    )
+    server_lr: float = option(1.0, "factor on the step", above=0)
 
 
 class RateTracker(Stateless):
-    """Chooses who took part too rarely for its share of the data."""
+    """Chooses the clients that took part too rarely for their share of the data."""
 
     def __init__(self, sizes: Tensor, k: int, options: Options) -> None:
         """Start from the rates that a budget of `k` and sizes `[N]` would give."""
@@ -54,26 +58,31 @@ class RateTracker(Stateless):
         self.rates = (k * self.share).clamp(max=1)  # r [N]
 
     def select(self, view: View, k: int) -> Choice:
-        """Choose by p^2 / r^2; the rates of all N clients move, also of those out of sight."""
-        share, before = self.share[view.ids], self.rates[view.ids].clamp(min=LEAST_RATE)  # [V]
-        slots = top_slots((share / before).log().mul(RESOLUTION).round(), k, view.rng)
+        """Choose by p^2 / r^2; the rates of all N clients move, also of invisible ones."""
+        share = self.share[view.ids]  # [V]
+        rates_before = self.rates[view.ids].clamp(min=LEAST_RATE)  # [V]
+        scores = (share / rates_before).log().mul(RESOLUTION).round()
+        slots = top_slots(scores, k, view.rng)
         self.rates = self.rates * (1 - self.options.beta)
         self.rates[view.ids[slots]] += self.options.beta
-        rates = before if self.options.rate == "before" else self.rates[view.ids]
+
+        rates = rates_before
+        if self.options.rate == "after":
+            rates = self.rates[view.ids]
         weights = share[slots] / rates[slots]
         if self.options.clip:
             weights = weights.clamp(max=self.options.clip / k)
-        shares = self.options.mode == "normalised"
-        if shares:
+        normalised = self.options.mode == "normalised"
+        if normalised:
             weights = weights / weights.sum()
-        return Choice(slots, self.options.server_lr * weights, shares=shares)
+        return Choice(slots, self.options.server_lr * weights, shares=normalised)
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
         """Report the sum of the weights: about 1 once the rates have settled."""
         return {"weight_sum": float(outcome.weights.sum())}
 
     def state_dict(self) -> dict[str, Any]:
-        """The rates."""
+        """Return the rates."""
         return {"rates": self.rates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""FAVOR: a deep Q-network scores clients from what the server last saw of everybody.
+"""FAVOR: a deep Q-network scores clients from the last known models of all clients.
 
 Wang, Kaplan, Niu and Li, "Optimizing Federated Learning on Non-IID Data with Reinforcement
 Learning", INFOCOM 2020, read through public reproductions:
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.methods.base import MethodInfo, Setting, require
-from fedglimpse.methods.learners.stored_features import QOptions, QSelector
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting
+from fedglimpse.methods.learners.q_selector import QOptions, QSelector
 from fedglimpse.types import Method, Outcome
 
 
@@ -26,12 +27,8 @@ from fedglimpse.types import Method, Outcome
 class Options(QOptions):
     """`options.*` of FAVOR, besides those of its learner."""
 
-    base: float = 64.0  # Xi of the reward
-    target: float = 0.85  # Omega of the reward, the score that is worth 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.base > 1, "base", self.base, "a number above 1")
+    base: float = option(64.0, "Xi of the reward", above=1)
+    target: float = option(0.85, "Omega of the reward, the score that is worth 0")
 
 
 def reward(score: float, base: float, target: float) -> float:
@@ -42,11 +39,11 @@ def reward(score: float, base: float, target: float) -> float:
 def favor_selector(setting: Setting, options: Options) -> QSelector:
     """Return the selector; all clients of a round have the same reward."""
 
-    def worth(outcome: Outcome) -> Tensor:
+    def client_rewards(outcome: Outcome) -> Tensor:
         value = reward(outcome.score, options.base, options.target)
         return torch.full((len(outcome.selected),), value)  # [K]
 
-    return QSelector(options.agent(setting), options, worth)
+    return QSelector(options.agent(setting), options, client_rewards)
 
 
 def build(setting: Setting) -> Method:

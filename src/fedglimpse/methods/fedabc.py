@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.methods.base import MethodInfo, Setting, Stateless, require, top_slots
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting, Stateless, top_slots
 from fedglimpse.types import Choice, Method, Outcome, View
 
 
@@ -25,26 +26,25 @@ from fedglimpse.types import Choice, Method, Outcome, View
 class Options:
     """`options.*` of FedABC."""
 
-    threshold: float = 0.5  # theta_0, share of the best score needed in the first round
-
-    def __post_init__(self) -> None:
-        require(0 <= self.threshold <= 1, "threshold", self.threshold, "a number from 0 to 1")
+    threshold: float = option(
+        0.5, "theta_0, share of the best score needed in the first round", at_least=0, at_most=1
+    )
 
 
 def attention(predictions: Tensor) -> Tensor:
     """Return s_i `[V]` of class probabilities `[V, P, C]`; 0 for those that are not finite."""
+    scores = torch.zeros(len(predictions), dtype=torch.float64)
     usable = predictions.isfinite().all(2).all(1)  # [V]
-    if not usable.all():
-        scores = torch.zeros(len(predictions), dtype=torch.float64)
-        if usable.any():
-            scores[usable] = attention(predictions[usable])
-        return scores
-    if len(predictions) == 1:
-        return torch.ones(1, dtype=torch.float64)
-    own = predictions.double().clamp(min=1e-12)
-    others = (own.sum(0) - own) / (len(own) - 1)  # [V, P, C]
-    divergence = (others * (others / own).log()).sum(2).mean(1)  # [V]
-    return torch.softmax(-divergence, dim=0)
+    num_usable = int(usable.sum())
+    if num_usable == 1:
+        scores[usable] = 1.0
+    if num_usable > 1:
+        client = predictions[usable].double().clamp(min=1e-12)  # [U, P, C]
+        mean_of_others = (client.sum(0) - client) / (num_usable - 1)  # [U, P, C]
+        log_ratio = (mean_of_others / client).log()
+        divergence = (mean_of_others * log_ratio).sum(2).mean(1)  # [U]
+        scores[usable] = torch.softmax(-divergence, dim=0)
+    return scores
 
 
 class AttentionThreshold(Stateless):
@@ -54,11 +54,13 @@ class AttentionThreshold(Stateless):
 
     def __init__(self, num_classes: int, rounds: int, threshold: float) -> None:
         """Lower the bar from `threshold` to 0 over so many `rounds`."""
-        self.num_classes, self.rounds, self.threshold = num_classes, rounds, threshold
+        self.num_classes = num_classes
+        self.rounds = rounds
+        self.threshold = threshold
         self.flops = 0  # of the coming feedback
 
     def select(self, view: View, k: int) -> Choice:
-        """Keep the eligible, at most k."""
+        """Choose the best of the eligible clients, at most k."""
         flat = view.reports["proxy_predictions"]
         scores = attention(flat.view(len(flat), -1, self.num_classes))
         bar = self.threshold * max(0.0, 1 - view.round_num / self.rounds)
@@ -68,7 +70,7 @@ class AttentionThreshold(Stateless):
         return Choice(slots, info={"eligible": eligible})
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
-        """Learn nothing; report the server's work."""
+        """Report the server's work."""
         return {"server_flops": self.flops}
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.methods.base import MethodInfo, Setting, Stateless, require, top_slots
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting, Stateless, top_slots
 from fedglimpse.types import Choice, Method, Outcome, View
 
 
@@ -26,10 +27,7 @@ from fedglimpse.types import Choice, Method, Outcome, View
 class Options:
     """`options.*` of FedACS."""
 
-    temperature: float = 1.0  # T: small values sharpen the attention
-
-    def __post_init__(self) -> None:
-        require(self.temperature > 0, "temperature", self.temperature, "a number above 0")
+    temperature: float = option(1.0, "T: small values sharpen the attention", above=0)
 
 
 class SimilarityAttention(Stateless):
@@ -39,7 +37,8 @@ class SimilarityAttention(Stateless):
 
     def __init__(self, temperature: float, num_params: int) -> None:
         """Compare updates of `num_params` floats."""
-        self.temperature, self.num_params = temperature, num_params
+        self.temperature = temperature
+        self.num_params = num_params
         self.flops = 0  # of the coming feedback
 
     def select(self, view: View, k: int) -> Choice:
@@ -48,10 +47,11 @@ class SimilarityAttention(Stateless):
         attention = torch.softmax(similarity.mean(1) / self.temperature, dim=0)  # [V]
         slots = top_slots(attention, k, view.rng)
         self.flops = similarity.numel() * self.num_params
-        return Choice(slots, attention[slots] / attention[slots].sum(), shares=True)
+        weights = attention[slots] / attention[slots].sum()
+        return Choice(slots, weights, shares=True)
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
-        """Learn nothing; report the server's work."""
+        """Report the server's work."""
         return {"server_flops": self.flops}
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedglimpse.federation.aggregation import WeightedDelta
+from fedglimpse.fields import setting as option
 from fedglimpse.methods import favor
-from fedglimpse.methods.base import MethodInfo, Setting, require
+from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.types import LocalObjective, Method
 
 
@@ -22,13 +23,10 @@ from fedglimpse.types import LocalObjective, Method
 class Options(favor.Options):
     """`options.*` of FedAgent, besides those of FAVOR."""
 
-    distill: float = 0.5  # alpha, share of the distillation in the loss
-    temperature: float = 2.0  # T
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.distill <= 1, "distill", self.distill, "a number from 0 to 1")
-        require(self.temperature > 0, "temperature", self.temperature, "a number above 0")
+    distill: float = option(
+        0.5, "alpha, share of the distillation in the loss", at_least=0, at_most=1
+    )
+    temperature: float = option(2.0, "T of the distillation", above=0)
 
 
 def build(setting: Setting) -> Method:

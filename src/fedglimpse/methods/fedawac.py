@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import TemporalWindow, weighted_delta
-from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom, one_of, require
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom
 from fedglimpse.types import Method, Update
 
 EPSILON = 1e-8
@@ -27,25 +28,30 @@ EPSILON = 1e-8
 class Options:
     """`options.*` of FedAWAC."""
 
-    mode: str = "class_var"  # variance over classes, or ensemble_dev: distance to the mean logits
-    map: str = "inverse"  # n / v; softmax: n exp(-v / T); proportional: n v
-    temperature: float = 1.0  # T of softmax
-    window: int = 2  # M, models averaged; 1: none
-    history: str = "recent"  # or most_correlated: those with the highest cosine to the newest
-    store: int = 10  # models kept for most_correlated
-
-    def __post_init__(self) -> None:
-        one_of("mode", self.mode, "class_var", "ensemble_dev")
-        one_of("map", self.map, "inverse", "softmax", "proportional")
-        one_of("history", self.history, "recent", "most_correlated")
-        require(self.temperature > 0, "temperature", self.temperature, "a number above 0")
-        require(self.window >= 1, "window", self.window, "1 for no averaging, 2 or more")
-        require(self.store >= 1, "store", self.store, "1 or more models")
+    mode: str = option(
+        "class_var",
+        "variance over classes, or ensemble_dev: distance to the mean logits",
+        choices=("class_var", "ensemble_dev"),
+    )
+    map: str = option(
+        "inverse",
+        "n / v; softmax: n exp(-v / T); proportional: n v",
+        choices=("inverse", "softmax", "proportional"),
+    )
+    temperature: float = option(1.0, "T of softmax", above=0)
+    window: int = option(2, "M, models averaged; 1: none", at_least=1)
+    history: str = option(
+        "recent",
+        "or most_correlated: those with the highest cosine to the newest",
+        choices=("recent", "most_correlated"),
+    )
+    store: int = option(10, "models kept for most_correlated", at_least=1)
 
 
 def variances(logits: Tensor, mode: str) -> Tensor:
     """Return v_i `[K]` of logits `[K, P, C]`: population variance, mean over the proxy set."""
-    centre = logits.mean(2, keepdim=True) if mode == "class_var" else logits.mean(0, keepdim=True)
+    over_classes = mode == "class_var"
+    centre = logits.mean(2 if over_classes else 0, keepdim=True)
     return (logits - centre).square().mean((1, 2))
 
 
@@ -55,17 +61,20 @@ def consistency_weights(v: Tensor, sizes: Tensor, options: Options) -> Tensor:
     A variance that is not finite is of a model that diverged: it gets no weight beside others.
     """
     usable = v.isfinite()
-    if not usable.all():
-        weights = torch.zeros(len(v), dtype=torch.float64)
-        if not usable.any():
-            return sizes.double() / sizes.sum()
-        weights[usable] = consistency_weights(v[usable], sizes[usable], options)
-        return weights
-    v = torch.maximum(v.double(), 0.01 * v.double().quantile(0.5)) + EPSILON
+    if not usable.any():
+        return sizes.double() / sizes.sum()
+    weights = torch.zeros(len(v), dtype=torch.float64)
+    weights[usable] = _weights_of_finite(v[usable].double(), sizes[usable].double(), options)
+    return weights
+
+
+def _weights_of_finite(v: Tensor, sizes: Tensor, options: Options) -> Tensor:
+    """Return a_i `[K]` from variances and sizes in float64."""
+    v = torch.maximum(v, 0.01 * v.quantile(0.5)) + EPSILON
     if options.map == "softmax":
-        return torch.softmax(sizes.double().log() - v / options.temperature, dim=0)
-    raw = sizes.double() * (v if options.map == "proportional" else 1 / v)
-    return raw / raw.sum()
+        return torch.softmax(sizes.log() - v / options.temperature, dim=0)
+    weights = sizes * (v if options.map == "proportional" else 1 / v)
+    return weights / weights.sum()
 
 
 class ConsistencyWindow(TemporalWindow):
@@ -75,23 +84,32 @@ class ConsistencyWindow(TemporalWindow):
 
     def __init__(self, options: Options, num_classes: int) -> None:
         """Start with an empty history."""
-        self.options, self.num_classes, self.keep = options, num_classes, options.window - 1
-        longer = options.store if options.history == "most_correlated" and self.keep else 0
-        super().__init__(max(self.keep, longer) + 1, "raw")
+        self.options = options
+        self.num_classes = num_classes
+        self.num_averaged = options.window - 1  # earlier aggregates, besides the newest
+        num_stored = self.num_averaged
+        if options.history == "most_correlated" and self.num_averaged:
+            num_stored = max(num_stored, options.store)
+        super().__init__(num_stored + 1, "raw")
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
         logits = update.reports["proxy_logits"].double()
         v = variances(logits.view(len(logits), -1, self.num_classes), self.options.mode)
         self.applied = consistency_weights(v, update.sizes, self.options)
-        fresh = weighted_delta(state, replace(update, weights=self.applied.to(state)))
+        aggregate = weighted_delta(state, replace(update, weights=self.applied.to(state)))
         past = [model.to(state) for model in self.past]
-        if len(past) > self.keep:
-            cut = update.num_params
-            alike = F.cosine_similarity(torch.stack(past)[:, :cut], fresh[None, :cut])
-            past = [past[i] for i in alike.argsort(descending=True)[: self.keep].tolist()]
-        self.past.append(fresh)
-        return torch.stack([fresh, *past]).mean(0)
+        if len(past) > self.num_averaged:
+            past = self._most_similar(past, aggregate, update.num_params)
+        self.past.append(aggregate)
+        return torch.stack([aggregate, *past]).mean(0)
+
+    def _most_similar(self, past: list[Tensor], aggregate: Tensor, num_params: int) -> list[Tensor]:
+        """Return the stored models whose parameters have the highest cosine to the newest."""
+        parameters = torch.stack(past)[:, :num_params]
+        similarity = F.cosine_similarity(parameters, aggregate[None, :num_params])
+        best_first = similarity.argsort(descending=True).tolist()
+        return [past[i] for i in best_first[: self.num_averaged]]
 
 
 def build(setting: Setting) -> Method:

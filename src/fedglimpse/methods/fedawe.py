@@ -1,4 +1,4 @@
-"""FedAWE: clients go on from the model they last received, and echo updates they missed.
+"""FedAWE: clients continue from the model they last received, and echo updates they missed.
 
 Xiang, Ioannidis, Yeh, Joe-Wong and Su, "Efficient Federated Learning against Heterogeneous and
 Non-stationary Client Unavailability", 2024, and the code at github.com/mingxiang12/FedAWE. Client i
@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom, require
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom
 from fedglimpse.types import Method, Update
 
 
@@ -29,13 +30,9 @@ from fedglimpse.types import Method, Update
 class Options:
     """`options.*` of FedAWE."""
 
-    clip: float = 0.5  # largest norm of the mean echoed update; 0: no limit
-    server_lr: float = 1.0
-    everyone: bool = False  # all visible clients train, not selection.k of them
-
-    def __post_init__(self) -> None:
-        require(self.clip >= 0, "clip", self.clip, "0 for no limit, or a norm such as 0.5")
-        require(self.server_lr > 0, "server_lr", self.server_lr, "a number above 0, such as 1.0")
+    clip: float = option(0.5, "largest norm of the mean echoed update; 0: no limit", at_least=0)
+    server_lr: float = option(1.0, "factor on the mean echoed update", above=0)
+    everyone: bool = option(False, "all visible clients train, not selection.k of them")
 
 
 class Echo(WeightedDelta):
@@ -50,31 +47,44 @@ class Echo(WeightedDelta):
     def starts(self, state: Tensor, ids: Tensor) -> Tensor:
         """Every client trains from the model it last received `[K, d]`."""
         models = self.models or {-1: state}
-        return torch.stack([models[t].to(state) for t in self.last[ids].tolist()])
+        received = [models[round_num].to(state) for round_num in self.last[ids].tolist()]
+        return torch.stack(received)
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        self.models = self.models or {-1: state.clone()}
-        away = (update.round_num - self.last[update.ids]).to(state)  # [K], at least 1
-        cut, options = update.num_params, self.options
-        move = away @ update.deltas[:, :cut] / len(away)
-        if options.clip:
-            move = move * (options.clip / move.norm().clamp(min=1e-30)).clamp(max=1)
-        change = torch.cat([options.server_lr * move, update.deltas[:, cut:].mean(0)])
-        new = update.starts.mean(0) + change
+        if not self.models:
+            self.models = {-1: state.clone()}
+        buffers = update.deltas[:, update.num_params :].mean(0)
+        change = torch.cat([self.options.server_lr * self._mean_echo(update), buffers])
+        new_state = update.starts.mean(0) + change
         self.last[update.ids] = update.round_num
-        self.models[update.round_num] = new.clone()
-        held = set(self.last.tolist())
-        self.models = {t: model for t, model in self.models.items() if t in held}
-        return new
+        self.models[update.round_num] = new_state.clone()
+        self._drop_unused_models()
+        return new_state
+
+    def _mean_echo(self, update: Update) -> Tensor:
+        """Return clip(mean a_i (y_i - x_i)) of the parameters."""
+        parameters = update.deltas[:, : update.num_params]  # [K, n]
+        rounds_away = (update.round_num - self.last[update.ids]).to(parameters)  # [K], at least 1
+        mean = rounds_away @ parameters / len(rounds_away)
+        if not self.options.clip:
+            return mean
+        return mean * (self.options.clip / mean.norm().clamp(min=1e-30)).clamp(max=1)
+
+    def _drop_unused_models(self) -> None:
+        rounds_in_use = set(self.last.tolist())
+        for round_num in list(self.models):
+            if round_num not in rounds_in_use:
+                del self.models[round_num]
 
     def state_dict(self) -> dict[str, Any]:
-        """When each client took part, and the models they hold."""
+        """Return when each client took part, and the models they hold."""
         return {"last": self.last.clone(), "models": dict(self.models)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        self.last, self.models = state["last"].clone(), dict(state["models"])
+        self.last = state["last"].clone()
+        self.models = dict(state["models"])
 
 
 def build(setting: Setting) -> Method:

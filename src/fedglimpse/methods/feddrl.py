@@ -17,10 +17,13 @@ from functools import partial
 
 from torch import Tensor
 
-from fedglimpse.methods.base import MethodInfo, Setting, require
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.methods.learners.learned_weights import (
+    REWARDS,
     LearnedWeights,
     RewardedRandom,
+    TrustRule,
     WeightAgent,
     WeightOptions,
     everyone,
@@ -34,12 +37,10 @@ TO_SIGMA = 1.4826  # makes the median absolute deviation of a normal variable it
 class Options(WeightOptions):
     """`options.*` of FedDRL, besides those of its learner."""
 
-    reward: str = "losses"
-    filter: float = 3.5  # z, robust deviations above the median at which a model is dropped; 0: off
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.filter >= 0, "filter", self.filter, "0 for no filter, or a number above")
+    reward: str = option("losses", "as of FedPPO, with another default", choices=REWARDS)
+    filter: float = option(
+        3.5, "z, robust deviations above the median at which a model is dropped; 0: off", at_least=0
+    )
 
 
 def not_outlying(losses: Tensor, limit: float) -> Tensor:
@@ -48,21 +49,25 @@ def not_outlying(losses: Tensor, limit: float) -> Tensor:
     A loss that is not a number is never trusted, unless all are such. Where more than half of the
     losses are equal there is no measure of spread, and all finite ones are trusted.
     """
-    known = losses.isfinite()
-    if not known.any():
+    is_finite = losses.isfinite()
+    if not is_finite.any():
         return everyone(losses)
     values = losses.double()
-    centre = values[known].quantile(0.5)
-    spread = TO_SIGMA * (values[known] - centre).abs().quantile(0.5)
-    return known & ((values - centre <= limit * spread) | (spread == 0))
+    median = values[is_finite].quantile(0.5)
+    deviations = values[is_finite] - median
+    spread = TO_SIGMA * deviations.abs().quantile(0.5)
+    is_near = (values - median <= limit * spread) | (spread == 0)
+    return is_finite & is_near
 
 
 def build(setting: Setting) -> Method:
     """Return our reading of FedDRL."""
     options = setting.options(Options)
     agent = WeightAgent(setting, options)
-    trusted = partial(not_outlying, limit=options.filter) if options.filter else everyone
-    return Method(RewardedRandom(agent), LearnedWeights(agent, trusted))
+    trust: TrustRule = everyone
+    if options.filter:
+        trust = partial(not_outlying, limit=options.filter)
+    return Method(RewardedRandom(agent), LearnedWeights(agent, trust))
 
 
 INFO = MethodInfo(

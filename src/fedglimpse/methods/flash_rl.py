@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.methods.base import MethodInfo, Setting, require
-from fedglimpse.methods.learners.stored_features import QOptions, QSelector
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting
+from fedglimpse.methods.learners.q_selector import QOptions, QSelector
 from fedglimpse.types import Method, Outcome, Update
 
 
@@ -30,26 +31,28 @@ from fedglimpse.types import Method, Outcome, Update
 class Options(QOptions):
     """`options.*` of FLASH-RL, besides those of its learner."""
 
-    lr: float = 0.01
-    memory: float = 0.6  # lambda, share of the newest round in a reputation
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.memory <= 1, "memory", self.memory, "a number from 0 to 1")
+    lr: float = option(0.01, "step size of Adam", above=0)
+    memory: float = option(
+        0.6, "lambda, share of the newest round in a reputation", at_least=0, at_most=1
+    )
 
 
 class Distances(WeightedDelta):
     """FedAvg's aggregation, which notes how far every uploaded model is from the new one."""
 
-    last: tuple[int, Tensor] | None = None  # round, [K] relative distances; of one round only
+    round_num = -1  # of the last aggregation
+    relative = torch.empty(0)  # [K] distances in that round, relative to the new model's norm
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        fresh, cut = super().step(state, update), update.num_params
-        apart = (update.starts + update.deltas - fresh)[:, :cut].double().norm(dim=1)
-        relative = apart / fresh[:cut].double().norm().clamp_min(1e-12)
-        self.last = (update.round_num, relative.cpu())
-        return fresh
+        new_state = super().step(state, update)
+        num_params = update.num_params
+        uploaded = update.starts + update.deltas  # [K, d]
+        distances = (uploaded - new_state)[:, :num_params].double().norm(dim=1)
+        norm = new_state[:num_params].double().norm().clamp_min(1e-12)
+        self.relative = (distances / norm).cpu()
+        self.round_num = update.round_num
+        return new_state
 
 
 def usefulness(distance: Tensor, rose: bool) -> Tensor:
@@ -70,45 +73,57 @@ class FlashSelector(QSelector):
         """Start with reputations of 1/N; all devices are alike, so that latencies are 0."""
         agent = options.agent(setting, per_client=True)
         super().__init__(agent, options, self.judge)
-        self.memory, self.distances, self.score = options.memory, distances, 0.0
-        clients = setting.num_clients
-        self.reputation = torch.full((clients,), 1 / clients, dtype=torch.float64)  # [N]
+        self.memory = options.memory
+        self.distances = distances
+        self.score = 0.0  # of the last round
+        num_clients = setting.num_clients
+        self.reputation = torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)  # [N]
 
     def choose(
-        self, scores: Tensor, k: int, eps: float, generator: torch.Generator
+        self, scores: Tensor, k: int, epsilon: float, generator: torch.Generator
     ) -> tuple[Tensor, str]:
-        """Fill each slot at random with probability `eps`, else with the best client left."""
-        left = super().choose(scores, len(scores), 0.0, generator)[0].tolist()  # best first
-        slots, random = [], 0
-        for _ in range(min(k, len(left))):
-            explore = bool(torch.rand((), generator=generator) < eps)
-            at = int(torch.randint(len(left), (), generator=generator)) if explore else 0
-            slots.append(left.pop(at))
-            random += explore
-        behaviour = "greedy" if not random else "explore" if random == len(slots) else "partial"
+        """Fill each slot at random with probability `epsilon`, else with the best client left."""
+        best_first, _ = super().choose(scores, len(scores), 0.0, generator)
+        remaining = best_first.tolist()
+        slots: list[int] = []
+        num_random = 0
+        for _ in range(min(k, len(remaining))):
+            rank = 0
+            if torch.rand((), generator=generator) < epsilon:
+                rank = int(torch.randint(len(remaining), (), generator=generator))
+                num_random += 1
+            slots.append(remaining.pop(rank))
+        if num_random == 0:
+            behaviour = "greedy"
+        elif num_random == len(slots):
+            behaviour = "explore"
+        else:
+            behaviour = "partial"
         return torch.tensor(slots), behaviour
 
     def judge(self, outcome: Outcome) -> Tensor:
-        """Update and return the reputations of those who took part `[K]`."""
-        ids, last = outcome.selected, self.distances.last
-        if last is not None and last[0] == outcome.round_num and len(last[1]) == len(ids):
-            useful = usefulness(last[1], outcome.score > self.score)
+        """Update and return the reputations of the clients that took part `[K]`."""
+        ids = outcome.selected
+        distances = self.distances
+        if distances.round_num == outcome.round_num and len(distances.relative) == len(ids):
+            useful = usefulness(distances.relative, outcome.score > self.score)
             self.reputation[ids] = reputation(self.reputation[ids], useful, 0.0, self.memory)
         self.score = outcome.score
         return self.reputation[ids]
 
     def state_dict(self) -> dict[str, Any]:
-        """As `QSelector`, with reputations and the last score."""
-        own = {"reputation": self.reputation.clone(), "score": self.score}
-        return super().state_dict() | own
+        """Return the state of `QSelector`, with reputations and the last score."""
+        state = super().state_dict()
+        return state | {"reputation": self.reputation.clone(), "score": self.score}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         super().load_state_dict(state)
-        self.reputation, self.score = state["reputation"].clone(), state["score"]
+        self.reputation = state["reputation"].clone()
+        self.score = state["score"]
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
-        """As `QSelector`, with the spread of reputations among all clients."""
+        """Learn, and also report the spread of reputations among all clients."""
         metrics = super().feedback(outcome)
         return {**metrics, "reputation_spread": float(self.reputation.std(correction=0))}
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedglimpse.federation.aggregation import WeightedDelta
+from fedglimpse.fields import setting as option
 from fedglimpse.methods.base import (
     WEIGHTS,
     MethodInfo,
     Setting,
     Stateless,
-    one_of,
-    require,
     top_slots,
     weights_of,
 )
@@ -30,13 +29,11 @@ from fedglimpse.types import Choice, Method, View
 class Options:
     """`options.*` of HA-EdgeFLow."""
 
-    weights: str = "size"  # size, or uniform as in the authors' code
-    global_l2: bool = False  # one norm over all parameters instead of a sum over tensors
-    divisor: int = 0  # l of the authors' code: keep |C| / l clients; 0: keep selection.k
-
-    def __post_init__(self) -> None:
-        one_of("weights", self.weights, *WEIGHTS)
-        require(self.divisor >= 0, "divisor", self.divisor, "0 for selection.k, or 1, 2, ...")
+    weights: str = option("size", "size, or uniform as in the authors' code", choices=WEIGHTS)
+    global_l2: bool = option(False, "one norm over all parameters instead of a sum over tensors")
+    divisor: int = option(
+        0, "l of the authors' code: keep |C| / l clients; 0: keep selection.k", at_least=0
+    )
 
 
 class NearestGradient(Stateless):

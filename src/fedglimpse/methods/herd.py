@@ -19,7 +19,7 @@ from fedglimpse.types import Choice, Method, View
 
 
 def nearness(points: Tensor, sizes: Tensor) -> Value:
-    """Return the value of a subset: minus the squared distance of its mean to the whole mean.
+    """Return the value of a subset: minus the squared distance of its mean to the mean of all.
 
     Args:
         points: sketches.  # [V, D]
@@ -30,7 +30,8 @@ def nearness(points: Tensor, sizes: Tensor) -> Value:
     goal = mass @ points / mass.sum()  # [D]
 
     def value(subsets: Tensor) -> Tensor:
-        share = mass[subsets] / mass[subsets].sum(1, keepdim=True)  # [B, K]
+        subset_mass = mass[subsets]  # [B, K]
+        share = subset_mass / subset_mass.sum(1, keepdim=True)
         means = (share[:, None] @ points[subsets])[:, 0]  # [B, D]
         return -(means - goal).square().sum(1)
 
@@ -38,7 +39,7 @@ def nearness(points: Tensor, sizes: Tensor) -> Value:
 
 
 class Herd(Stateless):
-    """Chooses the subset that stands best for all visible clients."""
+    """Chooses the subset whose mean update is nearest to that of all visible clients."""
 
     needs = frozenset({"delta_sketch"})
 

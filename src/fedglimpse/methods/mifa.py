@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom, one_of, require
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting, UniformRandom
 from fedglimpse.types import Method, Outcome, Update
 
 
@@ -27,40 +28,50 @@ from fedglimpse.types import Method, Outcome, Update
 class Options:
     """`options.*` of MIFA."""
 
-    wait: bool = False  # no step until every client has been seen once
-    average: str = "seen"  # mean over clients seen so far, or all: unseen ones count as zero
-    max_age: int = 0  # rounds after which a memory is left out; 0: never
-    everyone: bool = False  # all visible clients train, not selection.k of them
+    wait: bool = option(False, "no step until every client has been seen once")
+    average: str = option(
+        "seen",
+        "mean over clients seen so far, or all: unseen ones count as zero",
+        choices=("seen", "all"),
+    )
+    max_age: int = option(0, "rounds after which a memory is left out; 0: never", at_least=0)
+    everyone: bool = option(False, "all visible clients train, not selection.k of them")
 
-    def __post_init__(self) -> None:
-        one_of("average", self.average, "seen", "all")
-        require(self.max_age >= 0, "max_age", self.max_age, "0 for no limit, or some rounds")
 
-
-class Memory(WeightedDelta):
+class UpdateMemory(WeightedDelta):
     """Averages the latest update of every client."""
 
     def __init__(self, num_clients: int, options: Options) -> None:
         """Start without memories of the `num_clients` that will ever train."""
-        self.num_clients, self.options = num_clients, options
+        self.num_clients = num_clients
+        self.options = options
         self.latest: dict[int, tuple[int, Tensor]] = {}  # client -> round, update of parameters
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        options, cut, now = self.options, update.num_params, update.round_num
+        num_params = update.num_params
         for client, delta in zip(update.ids.tolist(), update.deltas, strict=True):
-            self.latest[client] = (now, delta[:cut].clone())
-        if options.wait and len(self.latest) < self.num_clients:
+            self.latest[client] = (update.round_num, delta[:num_params].clone())
+        if self.options.wait and len(self.latest) < self.num_clients:
             return state
-        total, count = torch.zeros_like(state[:cut]), 0
-        for when, delta in self.latest.values():
-            if not options.max_age or now - when <= options.max_age:
-                total, count = total + delta.to(state), count + 1
-        mean = total / (count if options.average == "seen" else self.num_clients)
-        return state + torch.cat([mean, update.deltas[:, cut:].mean(0)])
+        parameters = self._mean_memory(state[:num_params], update.round_num)
+        buffers = update.deltas[:, num_params:].mean(0)
+        return state + torch.cat([parameters, buffers])
+
+    def _mean_memory(self, parameters: Tensor, round_num: int) -> Tensor:
+        """Return the mean of the memories that are not too old, like `parameters`."""
+        max_age = self.options.max_age
+        total = torch.zeros_like(parameters)
+        count = 0
+        for stored_in, delta in self.latest.values():
+            if max_age and round_num - stored_in > max_age:
+                continue
+            total = total + delta.to(parameters)
+            count += 1
+        return total / (count if self.options.average == "seen" else self.num_clients)
 
     def state_dict(self) -> dict[str, Any]:
-        """All memories: as much as a model for every client seen."""
+        """Return all memories: as much as a model for every client seen."""
         return {"latest": dict(self.latest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -68,24 +79,26 @@ class Memory(WeightedDelta):
         self.latest = dict(state["latest"])
 
 
-class Accountable(UniformRandom):
-    """Random choice that books the additions over all memories."""
+class CostedRandom(UniformRandom):
+    """Chooses at random, and reports the additions over all memories as the server's work."""
 
     def __init__(self, additions: int) -> None:
-        """Book so many operations in every round."""
+        """Report so many operations in every round."""
         super().__init__("uniform")
         self.additions = additions
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
-        """Learn nothing; report the server's work."""
+        """Report the server's work."""
         return {"server_flops": self.additions}
 
 
 def build(setting: Setting) -> Method:
     """Return MIFA."""
-    options, usable = setting.options(Options), int((setting.sizes > 0).sum())
-    selector = Accountable(usable * setting.num_params)
-    return Method(selector, Memory(usable, options), takes_all=options.everyone)
+    options = setting.options(Options)
+    num_trainable = int((setting.sizes > 0).sum())
+    selector = CostedRandom(num_trainable * setting.num_params)
+    aggregator = UpdateMemory(num_trainable, options)
+    return Method(selector, aggregator, takes_all=options.everyone)
 
 
 INFO = MethodInfo(

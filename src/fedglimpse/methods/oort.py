@@ -15,23 +15,22 @@ import torch
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import WeightedDelta
-from fedglimpse.methods.base import MethodInfo, Setting, Stateless, random_slots, require
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting, Stateless, random_slots
 from fedglimpse.types import Choice, Method, Outcome, View
 
 
 @dataclass(frozen=True)
 class Options:
-    """`options.*` of Oort, all from 0 to 1."""
+    """`options.*` of Oort."""
 
-    explore: float = 0.9  # share of untried clients at the start
-    decay: float = 0.95  # factor on that share in every round
-    explore_least: float = 0.2  # where it stops falling
-    clip: float = 0.98  # quantile at which utilities are cut off
-    cutoff: float = 0.7  # of the last exploited score: better clients may be drawn instead
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            require(0 <= value <= 1, name, value, "a number from 0 to 1")
+    explore: float = option(0.9, "share of untried clients at the start", at_least=0, at_most=1)
+    decay: float = option(0.95, "factor on that share in every round", at_least=0, at_most=1)
+    explore_least: float = option(0.2, "where it stops falling", at_least=0, at_most=1)
+    clip: float = option(0.98, "quantile at which utilities are cut off", at_least=0, at_most=1)
+    cutoff: float = option(
+        0.7, "of the last exploited score: better clients may be drawn", at_least=0, at_most=1
+    )
 
 
 class Oort(Stateless):
@@ -40,51 +39,79 @@ class Oort(Stateless):
     learns_from = frozenset({"rms_loss"})
 
     def __init__(self, sizes: Tensor, options: Options) -> None:
-        """Start with nobody tried, among clients of sizes `[N]`."""
-        self.sizes, self.options = sizes.double(), options
+        """Start without a tried client, among clients of sizes `[N]`."""
+        self.sizes = sizes.double()
+        self.options = options
         self.utility = torch.full_like(self.sizes, math.nan)  # [N] NaN: never tried
-        self.last = torch.zeros_like(self.sizes)  # [N] round of the last participation, from 1
-
-    def scores(self, ids: Tensor, now: int) -> Tensor:
-        """Return utilities scaled to about [0, 1] plus a bonus for long absence, for tried ids."""
-        utility, ranked = self.utility[ids], self.utility[ids].sort().values
-        top, low = ranked[min(int(len(ids) * self.options.clip), len(ids) - 1)], 0.999 * ranked[0]
-        scaled = (utility.clamp(max=top) - low) / (ranked[-1] - low).clamp(min=1e-4)
-        return scaled + (0.1 * math.log(now) / self.last[ids]).sqrt()
+        self.last_round = torch.zeros_like(self.sizes)  # [N] of participation, counted from 1
 
     def select(self, view: View, k: int) -> Choice:
         """Draw from the tried clients near the top, then untried ones by size, then any."""
-        now, k = view.round_num + 1, min(k, view.num_visible)
-        new = self.utility[view.ids].isnan()  # [V]
-        tried, untried = torch.where(~new)[0], torch.where(new)[0]
-        share = max(self.options.explore_least, self.options.explore * self.options.decay**now)
-        slots = tried[:0]
-        if exploit := min(int(k * (1 - share)) if len(untried) else k, len(tried)):
-            scores = self.scores(view.ids[tried], now)
-            bar = scores.sort(descending=True).values[min(exploit, len(tried) - 1)]
-            worth = scores.clamp(min=1e-9) * (scores >= self.options.cutoff * bar)
-            slots = tried[torch.multinomial(worth, exploit, generator=view.rng)]
-        if explore := min(k - len(slots), len(untried)):
-            drawn = torch.multinomial(self.sizes[view.ids[untried]], explore, generator=view.rng)
+        k = min(k, view.num_visible)
+        is_untried = self.utility[view.ids].isnan()  # [V]
+        tried = torch.where(~is_untried)[0]
+        untried = torch.where(is_untried)[0]
+
+        num_exploit = k
+        if len(untried):
+            num_exploit = int(k * (1 - self._explored_share(view)))
+        num_exploit = min(num_exploit, len(tried))
+        slots = self._exploit(view, tried, num_exploit)
+
+        num_explore = min(k - len(slots), len(untried))
+        if num_explore:
+            sizes = self.sizes[view.ids[untried]]
+            drawn = torch.multinomial(sizes, num_explore, generator=view.rng)
             slots = torch.cat([slots, untried[drawn]])
-        rest = random_slots(view, view.num_visible)
-        return Choice(torch.cat([slots, rest[~torch.isin(rest, slots)]])[:k])
+
+        shuffled = random_slots(view, view.num_visible)
+        not_chosen = shuffled[~torch.isin(shuffled, slots)]
+        return Choice(torch.cat([slots, not_chosen])[:k])
+
+    def _explored_share(self, view: View) -> float:
+        """Return which share of the choice goes to untried clients in this round."""
+        options = self.options
+        share = options.explore * options.decay ** (view.round_num + 1)
+        return max(options.explore_least, share)
+
+    def _exploit(self, view: View, tried: Tensor, count: int) -> Tensor:
+        """Draw `count` tried slots by score, among those near the `count`-th best score."""
+        if not count:
+            return tried[:0]
+        scores = self.scores(view.ids[tried], view.round_num + 1)
+        next_best = scores.sort(descending=True).values[min(count, len(tried) - 1)]
+        eligible = scores >= self.options.cutoff * next_best
+        weights = scores.clamp(min=1e-9) * eligible
+        return tried[torch.multinomial(weights, count, generator=view.rng)]
+
+    def scores(self, ids: Tensor, round_from_1: int) -> Tensor:
+        """Return utilities scaled to about [0, 1] plus a bonus for long absence, for tried ids."""
+        utility = self.utility[ids]
+        ranked = utility.sort().values
+        clip_rank = min(int(len(ids) * self.options.clip), len(ids) - 1)
+        lowest = 0.999 * ranked[0]
+        span = (ranked[-1] - lowest).clamp(min=1e-4)
+        scaled = (utility.clamp(max=ranked[clip_rank]) - lowest) / span
+        absence_bonus = (0.1 * math.log(round_from_1) / self.last_round[ids]).sqrt()
+        return scaled + absence_bonus
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
-        """Remember utilities; a loss that is not finite says nothing."""
+        """Remember utilities, except from losses that are not finite."""
         losses = outcome.reports["rms_loss"].double()  # [K]
-        ids, losses = outcome.selected[losses.isfinite()], losses[losses.isfinite()]
-        self.utility[ids] = self.sizes[ids] * losses
-        self.last[ids] = outcome.round_num + 1.0
+        usable = losses.isfinite()
+        ids = outcome.selected[usable]
+        self.utility[ids] = self.sizes[ids] * losses[usable]
+        self.last_round[ids] = outcome.round_num + 1.0
         return {"tried": float((~self.utility.isnan()).sum())}
 
     def state_dict(self) -> dict[str, Any]:
-        """Utilities and when they were measured."""
-        return {"utility": self.utility.clone(), "last": self.last.clone()}
+        """Return utilities and when they were measured."""
+        return {"utility": self.utility.clone(), "last": self.last_round.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        self.utility, self.last = state["utility"].clone(), state["last"].clone()
+        self.utility = state["utility"].clone()
+        self.last_round = state["last"].clone()
 
 
 def build(setting: Setting) -> Method:

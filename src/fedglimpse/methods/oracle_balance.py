@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedglimpse.federation.aggregation import WeightedDelta
+from fedglimpse.fields import setting as option
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
 from fedglimpse.methods.subsets import Value, best_subset
 from fedglimpse.types import Choice, Method, View
@@ -18,9 +19,11 @@ from fedglimpse.types import Choice, Method, View
 
 @dataclass(frozen=True)
 class Options:
-    """`options.*` of oracle-balance, as of all that read what it reads."""
+    """`options.*` of oracle-balance, as of every method that reads private reports."""
 
-    allow_oracle: bool = False  # true: you know that its results are not to be had in practice
+    allow_oracle: bool = option(
+        False, "true: you know that its results are not to be had in practice"
+    )
 
 
 def evenness(counts: Tensor) -> Value:

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from fedglimpse.federation.aggregation import WeightedDelta
+from fedglimpse.fields import setting as option
 from fedglimpse.methods.base import (
     WEIGHTS,
     MethodInfo,
     Setting,
     Stateless,
-    one_of,
-    require,
     top_slots,
     weights_of,
 )
@@ -31,12 +30,10 @@ from fedglimpse.types import Choice, Method, View
 class Options:
     """`options.*` of Power-of-Choice."""
 
-    candidates: int = 0  # m; 0: twice selection.k; the number of visible clients: greedy
-    weights: str = "uniform"  # as in the article, or size
-
-    def __post_init__(self) -> None:
-        require(self.candidates >= 0, "candidates", self.candidates, "0 for 2K, or a number m")
-        one_of("weights", self.weights, *WEIGHTS)
+    candidates: int = option(
+        0, "m; 0: twice selection.k; the number of visible clients: greedy", at_least=0
+    )
+    weights: str = option("uniform", "as in the article, or size", choices=WEIGHTS)
 
 
 class HighestLoss(Stateless):
@@ -45,14 +42,17 @@ class HighestLoss(Stateless):
     needs = frozenset({"loss"})
 
     def __init__(self, options: Options) -> None:
-        """Keep the options."""
+        """Choose among as many candidates as `options` say."""
         self.options = options
 
     def select(self, view: View, k: int) -> Choice:
-        """Draw candidates without replacement, then take the worst off."""
-        asked = min(max(self.options.candidates or 2 * k, k), view.num_visible)
-        drawn = torch.multinomial(view.sizes.double(), asked, generator=view.rng)  # [m] slots
-        slots = drawn[top_slots(view.reports["loss"][drawn], k, view.rng)]
+        """Draw candidates without replacement, then take those with the highest loss."""
+        num_candidates = max(self.options.candidates or 2 * k, k)  # m
+        num_candidates = min(num_candidates, view.num_visible)
+        sizes = view.sizes.double()
+        candidates = torch.multinomial(sizes, num_candidates, generator=view.rng)  # [m] slots
+        highest = top_slots(view.reports["loss"][candidates], k, view.rng)
+        slots = candidates[highest]
         return Choice(slots, weights_of(self.options.weights, slots), shares=True)
 
 

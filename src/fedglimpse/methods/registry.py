@@ -49,7 +49,8 @@ def info(name: str) -> MethodInfo:
     if name not in MODULES:
         raise UserError(
             f"Unknown method '{name}'.{nearest(name, MODULES)} `fedglimpse methods` lists them; "
-            "your own is written as package.module:build."
+            "your own is written as package.module:build.",
+            key="method",
         )
     module = importlib.import_module(f"fedglimpse.methods.{MODULES[name]}")
     return module.INFO
@@ -57,7 +58,9 @@ def info(name: str) -> MethodInfo:
 
 def find(name: str) -> Build:
     """Return the function that builds a method, built in or the user's own."""
-    return load_callable(name, "method") if ":" in name else info(name).build
+    if ":" in name:
+        return load_callable(name, "method")
+    return info(name).build
 
 
 def build(name: str, setting: Setting) -> Method:
@@ -65,18 +68,23 @@ def build(name: str, setting: Setting) -> Method:
     method = find(name)(setting)
     if setting.own_options and not setting.read_options and ":" not in name:
         option = next(iter(setting.own_options))
-        raise UserError(f"method={name} has no options: leave options.{option} out.")
+        raise UserError(
+            f"method={name} has no options: leave options.{option} out.", key=f"options.{option}"
+        )
     if not isinstance(method, Method):
         raise UserError(
             f"method={name} returned {type(method).__name__}, not a Method: return "
-            "fedglimpse.Method(selector, aggregator)."
+            "fedglimpse.Method(selector, aggregator).",
+            key="method",
         )
     check_permission(f"method={name}", reads(method), setting.config.options)
-    return _averaged(name, method, setting) if setting.config.aggregate.everywhere else method
+    if setting.config.aggregate.everywhere:
+        return _averaged(name, method, setting)
+    return method
 
 
 def is_oracle(name: str) -> bool:
-    """True for a method that reads what no server may know, with the options it has by itself."""
+    """True for a method that reads what no server may know, with its default options."""
     options = {} if ":" in name else info(name).example_options
     config = Config(method=name, options={**options, PERMISSION: True})
     setting = Setting(config, 0, torch.full((30,), 10), num_classes=10, num_params=100)
@@ -85,10 +93,16 @@ def is_oracle(name: str) -> bool:
 
 def reads(method: Method) -> frozenset[str]:
     """Return all reports that a method asks for; what is not a set of names is left out."""
-    selector, aggregator = method.selector, method.aggregator
-    said = [getattr(selector, "needs", None), getattr(selector, "learns_from", None)]
-    said.append(getattr(aggregator, "needs", None))
-    return frozenset(name for names in said if isinstance(names, frozenset) for name in names)
+    declared = [
+        getattr(method.selector, "needs", None),
+        getattr(method.selector, "learns_from", None),
+        getattr(method.aggregator, "needs", None),
+    ]
+    names: set[str] = set()
+    for needs in declared:
+        if isinstance(needs, frozenset):
+            names |= needs
+    return frozenset(names)
 
 
 def _averaged(name: str, method: Method, setting: Setting) -> Method:
@@ -98,6 +112,7 @@ def _averaged(name: str, method: Method, setting: Setting) -> Method:
     if type(method.aggregator) is not WeightedDelta:
         raise UserError(
             f"aggregate.everywhere=true, but method={name} merges updates in its own way "
-            f"({type(method.aggregator).__name__}): leave the method out, or the key."
+            f"({type(method.aggregator).__name__}): leave the method out, or the key.",
+            key="aggregate.everywhere",
         )
     return replace(method, aggregator=setting.temporal_window())

@@ -18,7 +18,7 @@ class RandomOrder(Stateless):
     """Chooses k visible clients, to be visited in the order of the slots."""
 
     def select(self, view: View, k: int) -> Choice:
-        """Draw from the round's generator; every update is kept whole."""
+        """Draw from the round's generator; no update is scaled."""
         slots = random_slots(view, k)
         return Choice(slots, torch.ones(len(slots), dtype=torch.float64))
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedglimpse.methods.base import MethodInfo, Setting, require
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.methods.sequential import LastModel, RandomOrder
 from fedglimpse.types import LocalObjective, Method
 
@@ -21,13 +22,9 @@ from fedglimpse.types import LocalObjective, Method
 class Options:
     """`options.*` of Snake Learning."""
 
-    distill: float = 0.5  # a, share of the loss that is distillation
-    temperature: float = 2.0  # T of the distillation
-    blocks: bool = True  # train one block of layers at a time
-
-    def __post_init__(self) -> None:
-        require(0 <= self.distill <= 1, "distill", self.distill, "a share from 0 to 1")
-        require(self.temperature > 0, "temperature", self.temperature, "a number above 0")
+    distill: float = option(0.5, "a, share of the loss that is distillation", at_least=0, at_most=1)
+    temperature: float = option(2.0, "T of the distillation", above=0)
+    blocks: bool = option(True, "train one block of layers at a time")
 
 
 def build(setting: Setting) -> Method:

@@ -41,8 +41,8 @@ def exact_subset(value: Value, num: int, k: int, generator: torch.Generator) -> 
 
 @lru_cache(maxsize=64)
 def all_subsets(num: int, k: int) -> Tensor:
-    """Return all subsets of `k` slots out of `num`, to read `[B, K]`; kept, for it takes long."""
-    subsets = list(itertools.combinations(range(num), k))  # torch's own makes room for num ** k
+    """Return all subsets of `k` slots out of `num` `[B, K]`; cached, so do not change it."""
+    subsets = list(itertools.combinations(range(num), k))  # torch's own takes memory for num ** k
     return torch.tensor(subsets, dtype=torch.long).view(len(subsets), k)
 
 
@@ -50,39 +50,49 @@ def near_best_subset(value: Value, num: int, k: int, generator: torch.Generator)
     """Improve a greedy and a few random subsets by swaps; returns the best of them."""
     starts = [torch.randperm(num, generator=generator)[:k] for _ in range(RANDOM_STARTS)]
     starts.append(greedy_subset(value, num, k, generator))
-    found = torch.stack([improve(value, chosen, num, generator) for chosen in starts])
-    return found[_argmax(value(found), generator)]
+    improved = [improve(value, chosen, num, generator) for chosen in starts]
+    subsets = torch.stack(improved)  # [B, K]
+    return subsets[_argmax(value(subsets), generator)]
 
 
 def greedy_subset(value: Value, num: int, k: int, generator: torch.Generator) -> Tensor:
     """Add the slot that makes the best subset with those before it, `k` times."""
     chosen = torch.empty(0, dtype=torch.long)
     for _ in range(k):
-        candidates = torch.cat([chosen.expand(num, -1), torch.arange(num)[:, None]], dim=1)
-        candidates = candidates[~torch.isin(torch.arange(num), chosen)]  # [B, taken + 1]
+        unused = _unused_slots(chosen, num)[:, None]  # [B, 1]
+        prefix = chosen.expand(len(unused), -1)  # [B, taken]
+        candidates = torch.cat([prefix, unused], dim=1)
         chosen = candidates[_argmax(value(candidates), generator)]
     return chosen
 
 
 def improve(value: Value, chosen: Tensor, num: int, generator: torch.Generator) -> Tensor:
     """Swap chosen slots for others, one at a time, until no single swap is better."""
-    best = float(value(chosen[None]))
-    better = True
-    while better:
-        better = False
+    best_value = float(value(chosen[None]))
+    improved = True
+    while improved:
+        improved = False
         for position in range(len(chosen)):
-            others = torch.arange(num)[~torch.isin(torch.arange(num), chosen)]
-            candidates = chosen.repeat(len(others), 1)  # [B, K]
-            candidates[:, position] = others
+            unused = _unused_slots(chosen, num)
+            candidates = chosen.repeat(len(unused), 1)  # [B, K]
+            candidates[:, position] = unused
             values = value(candidates)
-            at = _argmax(values, generator)
-            if float(values[at]) > best + TIE * abs(best):
-                chosen, best, better = candidates[at], float(values[at]), True
+            best = _argmax(values, generator)
+            if float(values[best]) > best_value + TIE * abs(best_value):
+                chosen = candidates[best]
+                best_value = float(values[best])
+                improved = True
     return chosen
 
 
+def _unused_slots(chosen: Tensor, num: int) -> Tensor:
+    """Return the slots out of `num` that are not chosen, in rising order."""
+    slots = torch.arange(num)
+    return slots[~torch.isin(slots, chosen)]
+
+
 def _argmax(values: Tensor, generator: torch.Generator) -> int:
-    """Return the position of the largest value; equal ones, rounding aside, draw lots."""
+    """Return the position of the largest value; ties, up to rounding, are broken at random."""
     slack = TIE * (values.max() - values.min())
     ties = (values >= values.max() - slack).nonzero().flatten()
     return int(ties[torch.randint(len(ties), (), generator=generator)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedglimpse.methods.learners.double_dqn import DoubleDQN, Transitions
+from fedglimpse.methods.learners.double_dqn import CandidateDQN, ReplayBatch
 
 
 class Obs(NamedTuple):
@@ -25,13 +25,13 @@ class Scale(nn.Module):
         return self.weight * obs.x
 
 
-def learner(weight: float = 1.0, loss: str = "mse", grad_clip: float = 0.0) -> DoubleDQN[Scale]:
-    return DoubleDQN(Scale(weight), lr=0.1, grad_clip=grad_clip, loss=loss)
+def learner(weight: float = 1.0, loss: str = "mse", grad_clip: float = 0.0) -> CandidateDQN[Scale]:
+    return CandidateDQN(Scale(weight), lr=0.1, grad_clip=grad_clip, loss=loss)
 
 
-def transitions(next_x: Tensor, next_mask: Tensor, k: int = 2) -> Transitions:
+def transitions(next_x: Tensor, next_mask: Tensor, k: int = 2) -> ReplayBatch:
     sets = len(next_x)
-    return Transitions(
+    return ReplayBatch(
         obs=Obs(torch.tensor([[1.0, 2.0, 6.0]] * sets), torch.ones(sets, 3, dtype=torch.bool)),
         chosen=torch.tensor([[True, False, True]] * sets),
         returns=torch.full((sets,), 5.23),

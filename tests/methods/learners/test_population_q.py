@@ -121,7 +121,7 @@ def test_exact_continuation() -> None:
     fresh.load_state_dict(part.state_dict())
     play(fresh, range(11, 20))
     seen = view(20, [0, 2, 3])
-    assert torch.equal(fresh.look(seen), whole.look(seen))
+    assert torch.equal(fresh.scores(seen), whole.scores(seen))
 
 
 def test_flops_of_a_forward_pass_agree_with_pytorch() -> None:
@@ -129,7 +129,7 @@ def test_flops_of_a_forward_pass_agree_with_pytorch() -> None:
 
     one = agent()
     with FlopCounterMode(display=False) as counter:
-        one.look(view(0, [0, 1]))
+        one.scores(view(0, [0, 1]))
     assert counter.get_total_flops() == one.flops
 
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from fedglimpse import rng
 from fedglimpse.agent.flops import update_flops
-from fedglimpse.methods.learners.double_dqn import DoubleDQN, Transitions
+from fedglimpse.methods.learners.double_dqn import CandidateDQN, ReplayBatch
 
 
-class ClientObs(NamedTuple):
+class ClientObservation(NamedTuple):
     """One client in each row."""
 
     features: Tensor  # [B, F]
@@ -40,7 +40,7 @@ class ActionQ(nn.Module):
                 nn.Linear(hidden, actions),
             )
 
-    def forward(self, obs: ClientObs) -> Tensor:
+    def forward(self, obs: ClientObservation) -> Tensor:
         """Return Q `[B, A]`."""
         return self.layers(obs.features)
 
@@ -71,11 +71,16 @@ class ActionAgent:
             gamma: discount.
             lr: step size of Adam.
             buffer: transitions that are kept.
-            batch: transitions in a mini-batch; nothing is learnt from fewer.
+            batch: transitions in a mini-batch; with fewer stored ones nothing is learnt.
             sync: updates between two copies of the online into the target network.
         """
-        self.seed, self.gamma, self.batch, self.sync = seed, gamma, batch, sync
-        self.actions, self.count, self.updates = actions, 0, 0
+        self.seed = seed
+        self.gamma = gamma
+        self.batch = batch
+        self.sync = sync
+        self.actions = actions
+        self.count = 0  # transitions that were ever stored
+        self.updates = 0
         self.flops = 2 * hidden * (features + hidden + actions)  # of one client
         self.rows = {
             "state": torch.zeros(buffer, features),
@@ -84,7 +89,7 @@ class ActionAgent:
             "after": torch.zeros(buffer, features),
         }
         net = ActionQ(features, hidden, actions, seed)
-        self.learner = DoubleDQN(net, lr=lr, grad_clip=1.0, loss="smooth_l1")
+        self.learner = CandidateDQN(net, lr=lr, grad_clip=1.0, loss="smooth_l1")
 
     @torch.no_grad()
     def act(self, features: Tensor, ids: Tensor, round_num: int, epsilon: float) -> Tensor:
@@ -93,14 +98,15 @@ class ActionAgent:
         Every client has its own draws, so that the order of clients does not matter.
         """
         best = self.learner.online(self._observe(features)).argmax(dim=1).tolist()
-        taken = []
-        for client, action in zip(ids.tolist(), best, strict=True):
-            draw = rng.generator(self.seed, "action-q", round_num, client)
-            explore = bool(torch.rand((), generator=draw) < epsilon)
-            taken.append(
-                int(torch.randint(self.actions, (), generator=draw)) if explore else action
-            )
-        return torch.tensor(taken)
+        actions: list[int] = []
+        for client, best_action in zip(ids.tolist(), best, strict=True):
+            source = rng.generator(self.seed, "action-q", round_num, client)
+            explores = bool(torch.rand((), generator=source) < epsilon)
+            if explores:
+                actions.append(int(torch.randint(self.actions, (), generator=source)))
+            else:
+                actions.append(best_action)
+        return torch.tensor(actions)
 
     def add(self, **values: Tensor) -> None:
         """Store K transitions, `state`, `action`, `reward` and `after`, over the oldest ones."""
@@ -114,9 +120,9 @@ class ActionAgent:
         stored = min(self.count, len(self.rows["action"]))
         if stored < self.batch:
             return None, 0
-        draw = rng.generator(self.seed, "action-q-replay", round_num)
-        rows = torch.randperm(stored, generator=draw)[: self.batch]
-        batch = Transitions(
+        source = rng.generator(self.seed, "action-q-replay", round_num)
+        rows = torch.randperm(stored, generator=source)[: self.batch]
+        batch = ReplayBatch(
             obs=self._observe(self.rows["state"][rows]),
             chosen=F.one_hot(self.rows["action"][rows], self.actions).bool(),
             returns=self.rows["reward"][rows],
@@ -131,20 +137,27 @@ class ActionAgent:
         forward = len(rows) * self.flops
         return float(loss), update_flops(forward, forward)
 
-    def _observe(self, features: Tensor) -> ClientObs:
-        return ClientObs(features, torch.ones(len(features), self.actions, dtype=torch.bool))
+    def _observe(self, features: Tensor) -> ClientObservation:
+        return ClientObservation(
+            features, torch.ones(len(features), self.actions, dtype=torch.bool)
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue: tensors and plain values, copied."""
-        used = min(self.count, len(self.rows["action"]))
-        rows = {name: values[:used] for name, values in self.rows.items()}
-        counts = {"count": self.count, "updates": self.updates}
-        return deepcopy({"learner": self.learner.state_dict(), "rows": rows, **counts})
+        """Return everything needed to continue: tensors and plain values, copied."""
+        num_stored = min(self.count, len(self.rows["action"]))
+        state = {
+            "learner": self.learner.state_dict(),
+            "rows": {name: values[:num_stored] for name, values in self.rows.items()},
+            "count": self.count,
+            "updates": self.updates,
+        }
+        return deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.learner.load_state_dict(deepcopy(state["learner"]))
-        self.count, self.updates = state["count"], state["updates"]
-        for name, saved in state["rows"].items():
+        self.count = state["count"]
+        self.updates = state["updates"]
+        for name, stored in state["rows"].items():
             self.rows[name].zero_()
-            self.rows[name][: len(saved)] = saved
+            self.rows[name][: len(stored)] = stored

@@ -1,7 +1,7 @@
-"""Double deep Q-learning on sets, for any network that scores candidates one by one.
+"""Double deep Q-learning for networks that score candidates one by one.
 
-Used by baselines that learn a Q for every client of the population (FAVOR) or for every action of
-a client (FLASH-RL). The agent of `glimpse` has a learner of its own, for several lanes at once
+A candidate is a client of the population (`population_q.py`) or an action for one client
+(`action_q.py`). The agent of `glimpse` has a learner of its own, with a lane axis
 (`agent/learner.py`).
 """
 
@@ -20,26 +20,26 @@ from fedglimpse.agent.learner import set_value, top_members
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class Masked(Protocol):
+class CandidateObservation(Protocol):
     """What a Q-network reads: anything that says which candidates exist."""
 
     @property
     def mask(self) -> Tensor:
-        """[B, V] True for real candidates."""
+        """Mark the candidates that can be chosen `[B, V]`."""
 
 
-class Transitions(NamedTuple):
+class ReplayBatch(NamedTuple):
     """B transitions of n steps."""
 
-    obs: Any  # Masked: what the agent saw
+    obs: CandidateObservation
     chosen: Tensor  # [B, V] True for the members of the chosen set
     returns: Tensor  # [B] discounted rewards of the n steps
     discount: Tensor  # [B] gamma^n, zero where nothing follows
-    next_obs: Any  # Masked: what it saw n steps later
+    next_obs: CandidateObservation  # n steps later
     next_k: Tensor  # [B] size of the set chosen there
 
 
-class DoubleDQN(Generic[Network]):
+class CandidateDQN(Generic[Network]):
     """An online network that learns and picks, and a target network that values the pick."""
 
     def __init__(self, online: Network, *, lr: float, grad_clip: float, loss: str) -> None:
@@ -60,13 +60,13 @@ class DoubleDQN(Generic[Network]):
         self.optimizer = torch.optim.Adam(online.parameters(), lr=lr, fused=True)
 
     @torch.no_grad()
-    def targets(self, batch: Transitions) -> Tensor:
+    def targets(self, batch: ReplayBatch) -> Tensor:
         """Return y `[B]`: the online network picks the next set, the target network values it."""
         best = top_members(self.online(batch.next_obs), batch.next_obs.mask, batch.next_k)
         future = set_value(self.target(batch.next_obs), best)
         return batch.returns + batch.discount * future
 
-    def update(self, batch: Transitions) -> Tensor:
+    def update(self, batch: ReplayBatch) -> Tensor:
         """Take one step on one mini-batch; returns the TD loss. The target stays as it is."""
         targets = self.targets(batch)
         loss = self._loss(set_value(self.online(batch.obs), batch.chosen), targets)

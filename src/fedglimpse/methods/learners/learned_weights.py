@@ -18,32 +18,30 @@ from torch import Tensor
 
 from fedglimpse.agent.inputs import finite
 from fedglimpse.federation.aggregation import WeightedDelta, weighted_delta
-from fedglimpse.methods.base import Setting, UniformRandom, one_of, require
+from fedglimpse.fields import setting as option
+from fedglimpse.methods.base import Setting, UniformRandom
 from fedglimpse.methods.learners.ppo import PPO
 from fedglimpse.types import Outcome, Update
 
-Trusted = Callable[[Tensor], Tensor]  # losses of the trained models [K] -> True where used [K]
+REWARDS = ("score", "losses")
+TrustRule = Callable[[Tensor], Tensor]  # losses of the trained models [K] -> True where used [K]
 
 
 @dataclass(frozen=True)
 class WeightOptions:
     """`options.*` of the PPO learner that FedDRL and FedPPO share."""
 
-    reward: str = "score"  # proxy score; or losses: -(mean + largest - smallest), one round later
-    hidden: int = 64
-    lr: float = 0.0003
-    clip: float = 0.2
-    gamma: float = 0.9
-    epochs: int = 4
-    horizon: int = 16  # rounds of a batch
-
-    def __post_init__(self) -> None:
-        one_of("reward", self.reward, "score", "losses")
-        for name in ("hidden", "epochs", "horizon"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        for name in ("lr", "clip"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
-        require(0 <= self.gamma <= 1, "gamma", self.gamma, "a number from 0 to 1")
+    reward: str = option(
+        "score",
+        "proxy score; or losses: -(mean + largest - smallest), one round later",
+        choices=REWARDS,
+    )
+    hidden: int = option(64, "units of a hidden layer", at_least=1)
+    lr: float = option(0.0003, "step size of Adam", above=0)
+    clip: float = option(0.2, "how far the probability ratio may leave 1", above=0)
+    gamma: float = option(0.9, "discount", at_least=0, at_most=1)
+    epochs: int = option(4, "passes over a batch", at_least=1)
+    horizon: int = option(16, "rounds of a batch", at_least=1)
 
 
 class WeightAgent:
@@ -52,34 +50,50 @@ class WeightAgent:
     def __init__(self, setting: Setting, options: WeightOptions) -> None:
         """Start without experience."""
         self.by_losses = options.reward == "losses"
-        names = ("hidden", "lr", "clip", "gamma", "epochs", "horizon")
-        settings = {name: getattr(options, name) for name in names}
-        self.ppo = PPO(4, seed=setting.seed, **settings)
+        self.ppo = PPO(
+            features=4,
+            seed=setting.seed,
+            hidden=options.hidden,
+            lr=options.lr,
+            clip=options.clip,
+            gamma=options.gamma,
+            epochs=options.epochs,
+            horizon=options.horizon,
+        )
         self.last = torch.full((setting.num_clients,), -1)  # [N] round of the last participation
         self.round_num: int | None = None  # when it last acted
         self.metrics: dict[str, float] = {}  # of that round
 
-    def weigh(self, update: Update, trusted: Tensor) -> Tensor:
+    def weigh(self, update: Update, is_trusted: Tensor) -> Tensor:
         """Return weights that sum to one over the trusted clients `[K]`, zero elsewhere."""
-        self.round_num, self.metrics = update.round_num, {}
-        losses = update.reports["loss"]
-        if self.by_losses:  # what the clients of this round say of what the last action led to
-            self.reward(loss_reward(losses))
-        age = (update.round_num - 1 - self.last[update.ids]).clamp_min(0).log1p()
-        columns = [losses, update.reports["loss_after"], update.sizes / update.sizes.sum(), age]
-        clients = finite(torch.stack([column.float() for column in columns], dim=1))  # [K, 4]
+        self.round_num = update.round_num
+        self.metrics = {}
+        if self.by_losses:  # the losses of this round are the result of the last action
+            self.reward(loss_reward(update.reports["loss"]))
+        features = self._features(update)
         self.last[update.ids] = update.round_num
-        logits = self.ppo.act(clients[trusted], update.ids[trusted], update.round_num).double()
+        ids = update.ids[is_trusted]
+        logits = self.ppo.act(features[is_trusted], ids, update.round_num).double()
         weights = torch.zeros(len(update.ids), dtype=torch.float64)
-        weights[trusted] = logits.softmax(0)
-        self.metrics |= {
-            "filtered": float((~trusted).sum()),
-            "effective_clients": float(1 / weights.square().sum()),
-            "server_flops": float(self.ppo.spent()),
-        }
+        weights[is_trusted] = logits.softmax(0)
+        self.metrics["filtered"] = float((~is_trusted).sum())
+        self.metrics["effective_clients"] = float(1 / weights.square().sum())
+        self.metrics["server_flops"] = float(self.ppo.spent())
         if self.ppo.loss is not None:
-            self.metrics["ppo_loss"], self.ppo.loss = self.ppo.loss, None
+            self.metrics["ppo_loss"] = self.ppo.loss
+            self.ppo.loss = None
         return weights
+
+    def _features(self, update: Update) -> Tensor:
+        """Return x_i of the clients of an update `[K, 4]`."""
+        rounds_away = update.round_num - 1 - self.last[update.ids]
+        columns = [
+            update.reports["loss"],
+            update.reports["loss_after"],
+            update.sizes / update.sizes.sum(),
+            rounds_away.clamp_min(0).log1p(),
+        ]
+        return finite(torch.stack([column.float() for column in columns], dim=1))
 
     def reward(self, value: float) -> None:
         """Pass a reward on to the learner; one that is not a number would spoil its networks."""
@@ -87,7 +101,7 @@ class WeightAgent:
             self.metrics["agent_reward"] = value
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue."""
+        """Return everything needed to continue."""
         return {"ppo": self.ppo.state_dict(), "last": self.last.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -97,22 +111,24 @@ class WeightAgent:
 
 
 class LearnedWeights(WeightedDelta):
-    """Weighs updates as the agent says; keeps nothing itself."""
+    """Weighs updates as the agent says; the selector saves the agent."""
 
     needs = frozenset({"loss", "loss_after"})
 
-    def __init__(self, agent: WeightAgent, trusted: Trusted) -> None:
-        """Let `agent` weigh those updates that `trusted` lets through."""
-        self.agent, self.trusted = agent, trusted
+    def __init__(self, agent: WeightAgent, trust: TrustRule) -> None:
+        """Let `agent` weigh the updates that `trust` lets through."""
+        self.agent = agent
+        self.trust = trust
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        self.applied = self.agent.weigh(update, self.trusted(update.reports["loss_after"]))
+        is_trusted = self.trust(update.reports["loss_after"])
+        self.applied = self.agent.weigh(update, is_trusted)
         return weighted_delta(state, replace(update, weights=self.applied.to(state)))
 
 
 class RewardedRandom(UniformRandom):
-    """A random choice that passes the reward on and keeps the agent."""
+    """Chooses at random, passes the reward on to the agent, and saves it."""
 
     def __init__(self, agent: WeightAgent) -> None:
         """Reward `agent`; a proxy score is needed only where it is the reward."""
@@ -130,7 +146,7 @@ class RewardedRandom(UniformRandom):
         return agent.metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The agent, also for the aggregator."""
+        """Return the state of the agent, also for the aggregator."""
         return self.agent.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -31,11 +31,11 @@ class ActorCritic(nn.Module):
             self.actor = nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, 2))
             self.reader = nn.Sequential(nn.Linear(features, hidden), nn.Tanh())
             self.critic = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1))
-        last = self.actor[-1]
-        assert isinstance(last, nn.Linear)
+        output = self.actor[-1]
+        assert isinstance(output, nn.Linear)
         with torch.no_grad():
-            last.weight.mul_(0.1)
-            last.bias.copy_(torch.tensor([0.0, FIRST_LOG_SIGMA]))
+            output.weight.mul_(0.1)
+            output.bias.copy_(torch.tensor([0.0, FIRST_LOG_SIGMA]))
 
     def forward(self, clients: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return mu `[B, K]`, log sigma `[B, K]` and values `[B]`.
@@ -45,14 +45,14 @@ class ActorCritic(nn.Module):
             mask: True for real clients.  # [B, K]
         """
         mu, log_sigma = self.actor(clients).unbind(-1)
-        read = self.reader(clients) * mask[..., None]  # [B, K, H]
-        pooled = read.sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
-        value = self.critic(pooled).squeeze(-1)
+        hidden = self.reader(clients) * mask[..., None]  # [B, K, H]
+        mean = hidden.sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
+        value = self.critic(mean).squeeze(-1)
         return mu, log_sigma.clamp(*LOG_SIGMA), value
 
 
-class Step(NamedTuple):
-    """One round."""
+class ActedRound(NamedTuple):
+    """A round in which the actor drew numbers for the clients."""
 
     clients: Tensor  # [K, F] features
     action: Tensor  # [K] the numbers that were drawn
@@ -87,14 +87,19 @@ class PPO:
             epochs: passes over a batch.
             horizon: rounds of a batch.
         """
-        self.seed, self.clip, self.gamma = seed, clip, gamma
-        self.epochs, self.horizon = epochs, horizon
+        self.seed = seed
+        self.clip = clip
+        self.gamma = gamma
+        self.epochs = epochs
+        self.horizon = horizon
         self.net = ActorCritic(features, hidden, seed)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=lr, fused=True)
-        self.steps: list[Step] = []
+        self.steps: list[ActedRound] = []
         self.loss: float | None = None  # of the last batch
         self.flops = 0  # since they were last read
-        self._shape = (features, hidden)
+        # Products of one client through actor and reader, and of one round through the critic.
+        self._flops_per_client = 4 * features * hidden + 4 * hidden
+        self._flops_per_round = 2 * (hidden * hidden + hidden)
 
     def act(self, clients: Tensor, ids: Tensor, round_num: int) -> Tensor:
         """Draw a number for every client `[K]`; learns first if a batch is complete.
@@ -109,21 +114,23 @@ class PPO:
         self.steps = [step for step in self.steps if step.reward is not None]
         if len(self.steps) >= self.horizon:
             self.learn(clients)
-        draws = [rng.generator(self.seed, "ppo-noise", round_num, i) for i in ids.tolist()]
-        noise = torch.stack([torch.randn((), generator=draw) for draw in draws])  # [K]
+        noise: list[Tensor] = []
+        for client in ids.tolist():
+            source = rng.generator(self.seed, "ppo-noise", round_num, client)
+            noise.append(torch.randn((), generator=source))
         with torch.no_grad():
-            mu, log_sigma, _ = self._read(clients[None])
-        action = mu[0] + log_sigma[0].exp() * noise
-        log_prob = float(log_density(action, mu[0], log_sigma[0]).sum())
-        self.steps.append(Step(clients, action, log_prob, None))
+            mu, log_sigma, _ = self._read_one(clients)
+        action = mu + log_sigma.exp() * torch.stack(noise)
+        log_prob = float(log_density(action, mu, log_sigma).sum())
+        self.steps.append(ActedRound(clients, action, log_prob, None))
         return action
 
     def reward(self, value: float) -> bool:
-        """Say what the last round was worth; False where none waits for it."""
-        waits = bool(self.steps) and self.steps[-1].reward is None
-        if waits:
+        """Reward the last round; False where no round waits for its reward."""
+        is_waiting = bool(self.steps) and self.steps[-1].reward is None
+        if is_waiting:
             self.steps[-1] = self.steps[-1]._replace(reward=value)
-        return waits
+        return is_waiting
 
     def learn(self, following: Tensor) -> None:
         """Take `epochs` steps on the stored rounds and forget them.
@@ -131,59 +138,70 @@ class PPO:
         Args:
             following: features of the round after them, whose value closes the returns.  # [K, F]
         """
-        clients = pad_sequence([s.clients for s in self.steps], batch_first=True)  # [B, K, F]
-        action = pad_sequence([s.action for s in self.steps], batch_first=True)  # [B, K]
-        sizes = torch.tensor([len(s.action) for s in self.steps])
+        clients = pad_sequence([step.clients for step in self.steps], batch_first=True)
+        action = pad_sequence([step.action for step in self.steps], batch_first=True)  # [B, K]
+        sizes = torch.tensor([len(step.action) for step in self.steps])
         mask = torch.arange(action.shape[1]) < sizes[:, None]  # [B, K]
-        before = torch.tensor([s.log_prob for s in self.steps])  # [B]
+        old_log_prob = torch.tensor([step.log_prob for step in self.steps])  # [B]
         with torch.no_grad():
-            rewards = [s.reward or 0.0 for s in self.steps]
-            last = float(self._read(following[None])[2])
-            returns = torch.tensor(discounted(rewards, last, self.gamma))  # [B]
-            advantage = returns - self._read(clients, mask)[2]
+            returns = self._returns(following)  # [B]
+            _, _, old_value = self._read(clients, mask)
+            advantage = returns - old_value
             spread = advantage.std(correction=0).clamp_min(1e-8)
             advantage = (advantage - advantage.mean()) / spread
         for _ in range(self.epochs):
             mu, log_sigma, value = self._read(clients, mask, passes=3)
-            after = log_density(action, mu, log_sigma).masked_fill(~mask, 0.0).sum(1)
-            loss = clipped_loss(after - before, advantage, self.clip)
-            loss = loss + 0.5 * F.mse_loss(value, returns)
+            log_prob = log_density(action, mu, log_sigma).masked_fill(~mask, 0.0).sum(1)
+            policy_loss = clipped_loss(log_prob - old_log_prob, advantage, self.clip)
+            loss = policy_loss + 0.5 * F.mse_loss(value, returns)
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             self.optimizer.step()
-        self.steps, self.loss = [], float(loss.detach())
+        self.steps = []
+        self.loss = float(loss.detach())
+
+    def _returns(self, following: Tensor) -> Tensor:
+        """Return the discounted return of every stored round `[B]`."""
+        rewards = [step.reward or 0.0 for step in self.steps]
+        _, _, value = self._read_one(following)
+        return torch.tensor(discounted(rewards, float(value), self.gamma))
+
+    def _read_one(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the network on one round `[K, F]`: mu `[K]`, log sigma `[K]` and value `[]`."""
+        mask = torch.ones(1, len(clients), dtype=torch.bool)
+        mu, log_sigma, value = self._read(clients[None], mask)
+        return mu[0], log_sigma[0], value[0]
 
     def _read(
-        self, clients: Tensor, mask: Tensor | None = None, passes: int = 1
+        self, clients: Tensor, mask: Tensor, passes: int = 1
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the network and count its products; a backward pass is two more."""
-        mask = torch.ones(clients.shape[:2], dtype=torch.bool) if mask is None else mask
-        (sets, rows), (features, hidden) = mask.shape, self._shape
-        each = 2 * features * hidden + 2 * hidden  # actor and reader
-        self.flops += 2 * passes * sets * (rows * each + hidden * hidden + hidden)
+        """Run the network and count its FLOPs; a backward pass is two more `passes`."""
+        num_rounds, num_clients = mask.shape
+        per_round = num_clients * self._flops_per_client + self._flops_per_round
+        self.flops += passes * num_rounds * per_round
         return self.net(clients, mask)
 
     def spent(self) -> int:
         """Return the FLOPs since the last call."""
-        flops, self.flops = self.flops, 0
+        flops = self.flops
+        self.flops = 0
         return flops
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue: tensors and plain values, copied."""
-        return deepcopy(
-            {
-                "net": self.net.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "steps": [step._asdict() for step in self.steps],
-            }
-        )
+        """Return everything needed to continue: tensors and plain values, copied."""
+        state = {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "steps": [step._asdict() for step in self.steps],
+        }
+        return deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         state = deepcopy(state)
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.steps = [Step(**step) for step in state["steps"]]
+        self.steps = [ActedRound(**step) for step in state["steps"]]
 
 
 def log_density(x: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
@@ -194,13 +212,15 @@ def log_density(x: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
 def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """Return minus PPO's clipped objective, its Eq. (7), for `[B]` rounds."""
     ratio = log_ratio.exp()
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
+    return -torch.minimum(ratio * advantage, clipped_ratio * advantage).mean()
 
 
-def discounted(rewards: list[float], last: float, gamma: float) -> list[float]:
-    """Return every round's discounted return, given the value `last` of what follows."""
-    returns = []
+def discounted(rewards: list[float], value_after: float, gamma: float) -> list[float]:
+    """Return every round's discounted return, given the value of what follows the last."""
+    returns: list[float] = []
+    value = value_after
     for reward in reversed(rewards):
-        last = reward + gamma * last
-        returns.append(last)
+        value = reward + gamma * value
+        returns.append(value)
     return returns[::-1]
