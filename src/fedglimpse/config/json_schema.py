@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -73,7 +73,7 @@ def _value(kind: Any, allowed: Allowed) -> Schema:
     return schema
 
 
-def _text(choices: Sequence[str], plugin: bool) -> Schema:
+def _text(choices: Collection[str], plugin: bool) -> Schema:
     if not choices:
         return {"type": "string"}
     one_of_ours: Schema = {"enum": list(choices)}
