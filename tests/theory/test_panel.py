@@ -95,9 +95,9 @@ def test_several_runs_print_a_rank_correlation(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_a_users_mistake(tmp_path: Path) -> None:
-    with mistake():
+    with mistake("RUNS"):
         run_folders([tmp_path])
-    with mistake():
+    with mistake("RUNS"):
         run_folders([tmp_path / "missing"])
 
 
