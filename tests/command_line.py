@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import sys
 import traceback
@@ -23,8 +24,9 @@ class Finished:
 
 
 def fedglimpse(*words: str, cwd: Path | None = None) -> Finished:
-    """Run the command in a folder; modules it imports from there are forgotten afterwards."""
+    """Run the command in a folder; modules there are read from their files, as a process would."""
     folder = (cwd or Path.cwd()).resolve()
+    forget_modules_of(folder)
     stdout = io.StringIO()
     stderr = io.StringIO()
     returncode = 0
@@ -33,6 +35,7 @@ def fedglimpse(*words: str, cwd: Path | None = None) -> Finished:
         contextlib.redirect_stdout(stdout),
         contextlib.redirect_stderr(stderr),
         mock.patch.object(sys, "argv", ["fedglimpse", *words]),
+        mock.patch.object(sys, "dont_write_bytecode", True),  # a test may rewrite its modules
     ):
         try:
             main()
@@ -51,3 +54,4 @@ def forget_modules_of(folder: Path) -> None:
         file = getattr(module, "__file__", None)
         if file and Path(file).resolve().parent == folder:
             del sys.modules[name]
+    importlib.invalidate_caches()

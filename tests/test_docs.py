@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from command_line import fedglimpse
 from fedglimpse.config.schema import Config
 from settings_table import meanings
 
@@ -42,10 +40,11 @@ def test_measured_figures_are_those_of_the_results(page: Path) -> None:
 
 
 def test_every_setting_has_a_meaning_and_a_line() -> None:
-    told, page = meanings(), (ROOT / "docs" / "settings.md").read_text()
-    assert list(told) == list(Config().flat())
-    assert [key for key, meaning in told.items() if not meaning] == []
-    assert [key for key in told if f"| `{key}` |" not in page] == []
+    explained = meanings()
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert list(explained) == list(Config().flat())
+    assert [key for key, meaning in explained.items() if not meaning] == []
+    assert [key for key in explained if f"| `{key}` |" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -56,19 +55,12 @@ def test_every_setting_has_a_meaning_and_a_line() -> None:
         ("### Your own pattern", "python", "my_visibility.py", "shifts"),
     ],
 )
-def test_what_the_page_of_data_shows_runs(
+def test_the_examples_of_the_data_page_run(
     part: str, fence: str, file: str, run: str, tmp_path: Path
 ) -> None:
     page = (ROOT / "docs" / "data.md").read_text().partition(part)[2]
-    shown, command = (
-        re.findall(rf"```{fence}\n(.*?)```", page, re.S),
-        re.findall(r"    (fed.+)", page),
-    )
-    (tmp_path / file).write_text(shown[0])
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command[0]), "rounds=2"], cwd=tmp_path, env=env,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    (tmp_path / file).write_text(re.findall(rf"```{fence}\n(.*?)```", page, re.S)[0])
+    command = shlex.split(re.findall(r"    (fedglimpse .+)", page)[0])
+    done = fedglimpse(*command[1:], "rounds=2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / run / "summary.json").exists()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from command_line import fedglimpse
 from fedglimpse import run
 from fedglimpse.config.loading import resolve
 from fedglimpse.errors import UserError
@@ -89,14 +88,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "fedglimpse", *words], cwd=folder, env=env, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
-
-
 def clients_of(partition: str, seed: int = 0) -> list[list[int]]:
     config = resolve({**SMALL, "data.partition": partition, "seeds": [seed]})
     population = build_world(config).lanes[0].population
@@ -104,11 +95,11 @@ def clients_of(partition: str, seed: int = 0) -> list[list[int]]:
 
 
 def test_it_runs_on_the_command_line_and_is_reported(here: Path) -> None:
-    done = call(here, "run", *WORDS, "data.partition=own_partition:halves", "-q", "--out", "a")
+    done = fedglimpse("run", *WORDS, "data.partition=own_partition:halves", "-q", "--out", "a")
     assert done.returncode == 0, done.stderr
     environment = json.loads((here / "a" / "environment.json").read_text())
     assert len(environment["own_code"]["own_partition"]) == 64
-    done = call(here, "report", "a")
+    done = fedglimpse("report", "a")
     assert done.returncode == 0, done.stderr
     assert "own_partition:halves" in (here / "a" / "report" / "report.html").read_text()
 
@@ -154,7 +145,7 @@ def test_every_mistake_is_one_sentence_about_the_setting(here: Path, name: str) 
 
 
 def test_the_command_refuses_a_mistake_with_exit_code_2(here: Path) -> None:
-    done = call(here, "run", *WORDS, "data.partition=own_partition:shared", "--out", "bad")
+    done = fedglimpse("run", *WORDS, "data.partition=own_partition:shared", "--out", "bad")
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (here / "bad").exists()
@@ -170,9 +161,9 @@ def test_a_run_is_not_resumed_with_other_code(here: Path) -> None:
     with pytest.raises(Stopped):
         run(config, "a", should_stop=lambda: True)
     (here / "own_partition.py").write_text(CODE.replace("stable=True", "stable=False"))
-    done = call(here, "run", "--out", "a", "--resume", "-q")
+    done = fedglimpse("run", "--out", "a", "--resume", "-q")
     assert done.returncode == 2
     assert "own_partition.py" in done.stderr
     (here / "own_partition.py").write_text(CODE)
-    assert call(here, "run", "--out", "a", "--resume", "-q").returncode == 0
+    assert fedglimpse("run", "--out", "a", "--resume", "-q").returncode == 0
     assert len((here / "a" / "rounds.jsonl").read_text().splitlines()) == 3
