@@ -11,10 +11,11 @@ import pytest
 from test_activities import har_members, zip_of
 
 from fedglimpse.data import download as module
-from fedglimpse.data import readers as official
+from fedglimpse.data import readers
 from fedglimpse.data.download import download, fetch
 from fedglimpse.errors import UserError
 from fedglimpse.storage.lock import locked
+from mistakes import mistake
 
 CONTENT = bytes(i * 7 % 251 for i in range(700_000))
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -159,9 +160,7 @@ def test_server_errors_are_retried(server, tmp_path):
 
 def test_giving_up_keeps_what_came(server, tmp_path):
     server.drop_after = [100_000] * 3
-    with pytest.raises(
-        UserError, match=r"failed 3 times .* 300000 bytes are kept; .* run it again"
-    ):
+    with mistake():
         quick(f"{server.url}/file.bin", tmp_path / "file.bin", attempts=3)
     assert (tmp_path / "file.bin.part").stat().st_size == 300_000
     quick(f"{server.url}/file.bin", tmp_path / "file.bin")
@@ -170,30 +169,31 @@ def test_giving_up_keeps_what_came(server, tmp_path):
 
 def test_a_stalled_server_times_out(server, tmp_path):
     server.stalling = True
-    with pytest.raises(UserError, match="failed 2 times"):
+    with mistake():
         quick(f"{server.url}/file.bin", tmp_path / "file.bin", attempts=2, timeout=0.2)
 
 
 def test_nobody_listening(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(UserError, match=r"failed 2 times .*nothing came"):
+    with mistake():
         quick("http://127.0.0.1:9/file.bin", tmp_path / "file.bin", attempts=2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_wrong_file_is_removed_and_nothing_else(server, tmp_path):
     server.files["/file.bin"] = b"something else"
     (tmp_path / "file.bin").write_bytes(b"an older one")
     (tmp_path / "other").write_bytes(b"mine")
-    with pytest.raises(UserError, match="gave a wrong file") as caught:
+    with pytest.raises(UserError) as caught:
         quick(f"{server.url}/file.bin", tmp_path / "file.bin")
-    assert f"expected md5 {MD5}" in str(caught.value)
-    assert f"found {hashlib.md5(b'something else').hexdigest()}" in str(caught.value)
+    for md5 in (MD5, hashlib.md5(b"something else").hexdigest()):
+        assert md5 in str(caught.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file.bin", "other"]
     assert (tmp_path / "file.bin").read_bytes() == b"an older one"
 
 
 def test_not_found_is_told_at_once(server, tmp_path):
-    with pytest.raises(UserError, match=r"answered 404 .*/nowhere; check the address"):
+    with mistake():
         quick(f"{server.url}/nowhere", tmp_path / "file.bin")
     assert len(server.requests) == 1
     assert list(tmp_path.iterdir()) == []
@@ -218,7 +218,7 @@ def test_full_disk_is_told_and_the_part_kept(server, tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "open", lambda self, mode="r": Full(written(self, mode)))
-    with pytest.raises(UserError, match=r"No space left on device\); free some space"):
+    with mistake():
         quick(f"{server.url}/file.bin", tmp_path / "file.bin")
     assert len(server.requests) == 1  # not taken for a dropped connection
     assert (tmp_path / "file.bin.part").stat().st_size == 100
@@ -226,18 +226,18 @@ def test_full_disk_is_told_and_the_part_kept(server, tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made(server, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match="set FEDGLIMPSE_DATA"):
+    with mistake():
         quick(f"{server.url}/file.bin", tmp_path / "file/file.bin")
 
 
 def test_only_http_is_fetched(tmp_path):
-    with pytest.raises(UserError, match="http:// or https://"):
+    with mistake():
         quick("file:///etc/hosts", tmp_path / "file.bin")
 
 
 @pytest.mark.parametrize("url", ["http://[bad", "http://..a"])
 def test_an_address_that_cannot_be_one(url, tmp_path):
-    with pytest.raises(UserError, match="is no address"):
+    with mistake():
         fetch("fashion", tmp_path, base_url=url)
 
 
@@ -246,14 +246,14 @@ def test_two_at_a_time_do_not_write_into_one_file(server, tmp_path):
     folder.mkdir()
     with (
         locked(folder, "fetch of fashion"),
-        pytest.raises(UserError, match=f"another fetch of fashion .process {os.getpid()}"),
+        pytest.raises(UserError, match=str(os.getpid())),
     ):
         fetch("fashion", tmp_path, base_url=server.url)
     assert list(folder.iterdir()) == []
 
 
 def test_fetch_fashion_gets_four_files_and_keeps_intact_ones(server, tmp_path, monkeypatch):
-    names = list(official.FASHION_MD5)
+    names = list(readers.FASHION_MD5)
     server.files = {f"/mirror/{name}": name.encode() * 50 for name in names}
     md5 = {name: hashlib.md5(name.encode() * 50).hexdigest() for name in names}
     remote = module._Remote("http://unused", "fashion-mnist", md5)
@@ -272,25 +272,18 @@ def test_fetch_har_is_verified_by_structure_and_counts(server, tmp_path, monkeyp
     name = "human+activity+recognition+using+smartphones.zip"
     inner = zip_of({f"UCI HAR Dataset/{n}": text for n, text in har_members().items()})
     server.files = {f"/{name}": zip_of({"UCI HAR Dataset.zip": inner})}
-    with pytest.raises(UserError, match=r"expected \(7352, 2947\) .* found \(12, 6\)"):
+    with mistake():
         fetch("har", tmp_path, base_url=server.url)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(official, "HAR_COUNTS", (12, 6))
+    monkeypatch.setattr(readers, "HAR_COUNTS", (12, 6))
     assert fetch("har", tmp_path, base_url=server.url) == tmp_path / name
     server.files = {f"/{name}": b"<html>moved</html>"}
     (tmp_path / name).unlink()
-    with pytest.raises(UserError, match=r"gave a wrong file: .*not a zip"):
+    with mistake():
         fetch("har", tmp_path, base_url=server.url)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("digits", "needs no download"),
-        ("hapt", "cannot be fetched; place a good 'hapt561.npz'"),
-        ("fashon", "Did you mean 'fashion'"),
-    ],
-)
-def test_names_that_cannot_be_fetched(name, words, tmp_path):
-    with pytest.raises(UserError, match=words):
+@pytest.mark.parametrize("name", ["digits", "hapt", "fashon"])
+def test_names_that_cannot_be_fetched(name, tmp_path):
+    with mistake():
         fetch(name, tmp_path)

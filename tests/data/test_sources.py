@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedglimpse.data import readers as official
-from fedglimpse.data import sources
+from fedglimpse.data import readers, sources
 from fedglimpse.errors import UserError
+from mistakes import mistake
 
 
 def real(name):
@@ -32,24 +32,24 @@ def small_cifar(monkeypatch):
     """Six little batches that count as the official ones."""
     generator = np.random.default_rng(0)
     raw = {}
-    for name in official.CIFAR10_MD5:
+    for name in readers.CIFAR10_MD5:
         rows = generator.integers(0, 256, (4, 3073), dtype=np.uint8)
         rows[:, 0] %= 10
         raw[name] = rows.tobytes()
-    monkeypatch.setattr(official, "CIFAR10_MD5", {n: md5(r) for n, r in raw.items()})
+    monkeypatch.setattr(readers, "CIFAR10_MD5", {n: md5(r) for n, r in raw.items()})
     return raw
 
 
 @pytest.fixture
 def small_fashion(monkeypatch):
     contents = {}
-    for name in official.FASHION_MD5:
+    for name in readers.FASHION_MD5:
         rows = 8 if name.startswith("train") else 4
         shape = (rows, 28, 28) if "images" in name else (rows,)
         values = np.arange(np.prod(shape)) % (256 if "images" in name else 10)
         header = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
         contents[name] = header + values.astype(np.uint8).tobytes()
-    monkeypatch.setattr(official, "FASHION_MD5", {n: md5(r) for n, r in contents.items()})
+    monkeypatch.setattr(readers, "FASHION_MD5", {n: md5(r) for n, r in contents.items()})
     only_here = dataclasses.replace(sources._FILES["fashion"], candidates=("fashion-mnist",))
     monkeypatch.setitem(sources._FILES, "fashion", only_here)
     return contents
@@ -90,7 +90,7 @@ def test_synthetic_is_deterministic_and_its_sizes_can_be_chosen():
     small = sources.synthetic(num_train=50, num_test=20, num_features=5, num_classes=3)
     assert small.x_train.shape == (50, 5)
     assert small.y_test.bincount().tolist() == [7, 7, 6]
-    with pytest.raises(UserError, match="num_classes=1"):
+    with mistake():
         sources.synthetic(num_classes=1)
 
 
@@ -109,8 +109,9 @@ def test_synthetic_is_solvable_but_not_trivial():
 
 @pytest.mark.parametrize("name", ["cifar10", "har", "hapt", "fashion"])
 def test_missing_files_name_the_place_and_the_fix(name, tmp_path, small_fashion):
-    with pytest.raises(UserError, match="FEDGLIMPSE_DATA") as caught:
+    with pytest.raises(UserError) as caught:
         sources.load(name, tmp_path)
+    assert caught.value.key == "data.name"
     assert str(tmp_path) in str(caught.value)
     fix = "place 'hapt561.npz'" if name == "hapt" else f"`fedglimpse data fetch {name}`"
     assert fix in str(caught.value)
@@ -120,7 +121,7 @@ def test_missing_files_name_the_place_and_the_fix(name, tmp_path, small_fashion)
 
 def test_unknown_name_suggests_one():
     for call in (sources.load, sources.status):
-        with pytest.raises(UserError, match="Did you mean 'cifar10'"):
+        with mistake("data.name"):
             call("cifar")
 
 
@@ -150,7 +151,7 @@ def test_cifar_folder_and_archive_give_the_same_rows(tmp_path, small_cifar):
     assert a.y_train[1] == second[0]
     assert a.x_train[1].flatten().tolist() == second[1:].tolist()
     archive.write_bytes(archive.read_bytes()[:500])
-    with pytest.raises(UserError, match=r"cannot be read.*fetch cifar10"):
+    with mistake():
         sources.load("cifar10", archive.parent)
 
 
@@ -162,15 +163,15 @@ def test_corrupt_and_lacking_cifar_members_are_named(tmp_path, small_cifar):
     bad = bytearray(small_cifar["data_batch_3.bin"])
     bad[100] ^= 1
     (folder / "data_batch_3.bin").write_bytes(bad)
-    with pytest.raises(UserError, match="fetch cifar10") as caught:
+    with pytest.raises(UserError) as caught:
         sources.load("cifar10", tmp_path)
-    expected = official.CIFAR10_MD5["data_batch_3.bin"]
-    for part in ("data_batch_3.bin", f"expected md5 {expected}", f"found {md5(bad)}"):
+    expected = readers.CIFAR10_MD5["data_batch_3.bin"]
+    for part in ("data_batch_3.bin", expected, md5(bad)):
         assert part in str(caught.value)
     state = sources.status("cifar10", tmp_path)
     assert (state.present, state.verified) == (True, False)
     (folder / "data_batch_2.bin").unlink()
-    with pytest.raises(UserError, match=r"lacks data_batch_2.bin; delete it and run"):
+    with pytest.raises(UserError, match=r"data_batch_2\.bin"):
         sources.load("cifar10", tmp_path)
 
 
@@ -186,10 +187,10 @@ def test_fashion_is_checked_by_content_whatever_the_gzip_header(tmp_path, small_
     assert sources.status("fashion", tmp_path).verified
     name = "t10k-labels-idx1-ubyte.gz"
     (folder / name).write_bytes(gzip.compress(small_fashion[name][:-1] + b"\7"))
-    with pytest.raises(UserError, match=rf"{name} is corrupt: expected md5 .* found"):
+    with pytest.raises(UserError, match=name):
         sources.load("fashion", tmp_path)
     (folder / name).write_bytes(b"not gzip")
-    with pytest.raises(UserError, match=rf"{name} cannot be read"):
+    with pytest.raises(UserError, match=name):
         sources.load("fashion", tmp_path)
 
 
@@ -213,13 +214,13 @@ def test_a_complete_place_is_preferred_to_a_partial_one(tmp_path, monkeypatch):
     [b"", b"\0\0\x08", b"\0\0\x09\1\0\0\0\0", b"\0\0\x08\1\0\0\0", b"\0\0\x08\1\0\0\0\2\5"],
 )
 def test_bad_idx_headers_are_refused(raw):
-    with pytest.raises(UserError, match="replace it with the official file"):
-        official.parse_idx(raw, "file")
+    with mistake():
+        readers.parse_idx(raw, "file")
 
 
 def test_idx_is_decoded():
     raw = b"\0\0\x08\2\0\0\0\2\0\0\0\3" + bytes(range(6))
-    assert official.parse_idx(raw, "file").tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert readers.parse_idx(raw, "file").tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @real("cifar10")

@@ -104,7 +104,7 @@ MISTAKES = {  # what the sentence must name
     "no_tensor": "y_test of type NoneType",
     "one_number": "y_test of type Tensor",
     "other_rows": "x_train has 300 rows but y_train has 299",
-    "other_test_rows": "y_test has 60 and x_test 59",
+    "other_test_rows": "x_test has 59 rows but y_test has 60",
     "whole_numbers": "x_train of int64",
     "no_features": "x_train of shape (300,)",
     "empty_test": "x_test of shape (0, 4)",

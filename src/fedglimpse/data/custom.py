@@ -19,7 +19,7 @@ from fedglimpse.data.partition import PartitionKind
 from fedglimpse.errors import UserError, require
 from fedglimpse.plugins import load_callable
 
-_known: dict[str, int] = {}  # name -> checksum of what its factory returned first
+_checksums: dict[str, int] = {}  # name -> checksum of what its factory returned first
 
 
 def is_own(name: str) -> bool:
@@ -29,102 +29,120 @@ def is_own(name: str) -> bool:
 
 def checksum_of(name: str) -> int | None:
     """Return the checksum of a user's own data, once they are loaded."""
-    return _known.get(name)
+    return _checksums.get(name)
 
 
 def load_own(name: str) -> Dataset:
     """Call the user's factory, which takes no arguments, and check the `Dataset` it returns.
 
-    What it draws from torch's global generator is the same at every call.
+    Its draws from torch's global generator are the same at every call.
 
     Raises:
         UserError: where it cannot be found or called, or its data cannot be trained on.
     """
-    asked = f"data.name={name}"
+    setting = f"data.name={name}"
     with rng.isolated(0, "own code"):  # a module may draw when it is imported, which is once
         factory = load_callable(name, "data.name")
     with rng.isolated(0, "own data"):
-        made = factory()
-    if not isinstance(made, Dataset):
+        result = factory()
+    if not isinstance(result, Dataset):
         raise UserError(
-            f"{asked} returned {type(made).__name__}, not a Dataset: return fedglimpse.data.Dataset"
-            "(...)."
+            f"{setting} returned {type(result).__name__}, not a Dataset: return "
+            "fedglimpse.data.Dataset(...).",
+            key="data.name",
         )
-    _check_shapes(asked, made)
-    classes = _classes(asked, made.num_classes)
-    for part, y in (("y_train", made.y_train), ("y_test", made.y_test)):
-        _check_labels(asked, part, y, classes)
-    if made.subjects is not None:
-        _check_whole(asked, "subjects", made.subjects)
-    found = _plain(replace(made, name=name, num_classes=classes))
-    for part, x in (("x_train", found.x_train), ("x_test", found.x_test)):
-        _check_finite(asked, part, x)
-    _check_same(asked, found)
-    return found
+    _check_examples(setting, "x_train", result.x_train)
+    _check_examples(setting, "x_test", result.x_test)
+    _check_same_kind(setting, result.x_train, result.x_test)
+    num_classes = _num_classes(setting, result.num_classes)
+    _check_labels(setting, "y_train", result.y_train, num_classes)
+    _check_labels(setting, "y_test", result.y_test, num_classes)
+    if result.subjects is not None:
+        _check_whole(setting, "subjects", result.subjects)
+    dataset = _plain(replace(result, name=name, num_classes=num_classes))
+    _check_finite(setting, "x_train", dataset.x_train)
+    _check_finite(setting, "x_test", dataset.x_test)
+    _check_repeatable(setting, dataset)
+    return dataset
 
 
-def _classes(asked: str, value: object) -> int:
+def _num_classes(setting: str, value: object) -> int:
     try:
-        classes = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
-        classes = 0
-    if classes < 2:
-        raise UserError(
-            f"{asked} has num_classes={value!r}: give a whole number of 2 or more, one above the "
-            "largest label."
-        )
-    return classes
+        number = 0
+    require(
+        number >= 2,
+        f"{setting} has num_classes={value!r}: give a whole number of 2 or more, one above the "
+        "largest label.",
+        key="data.name",
+    )
+    return number
 
 
-def _check_shapes(asked: str, data: Dataset) -> None:
-    for name, x in (("x_train", data.x_train), ("x_test", data.x_test)):
-        if x.dtype != torch.uint8 and not x.is_floating_point():
-            raise UserError(
-                f"{asked} has {name} of {_kind(x)}: give uint8 (0 to 255 becomes 0 to 1) or "
-                "floats, such as x.float()."
-            )
-        if x.dim() < 2 or not x.numel():
-            raise UserError(
-                f"{asked} has {name} of shape {tuple(x.shape)}: give [rows, features] or "
-                "[rows, channels, height, width], with nothing empty."
-            )
-    if data.x_train.shape[1:] != data.x_test.shape[1:]:
-        raise UserError(
-            f"{asked} has examples of shape {tuple(data.x_train.shape[1:])} in x_train but "
-            f"{tuple(data.x_test.shape[1:])} in x_test: give both the same shape."
-        )
-    if (data.x_train.dtype == torch.uint8) != (data.x_test.dtype == torch.uint8):
-        raise UserError(
-            f"{asked} has x_train of {_kind(data.x_train)} but x_test of {_kind(data.x_test)}: "
-            "give both the same, as only uint8 is divided by 255."
-        )
+def _check_examples(setting: str, name: str, x: Tensor) -> None:
+    require(
+        x.dtype == torch.uint8 or x.is_floating_point(),
+        f"{setting} has {name} of {_kind(x)}: give uint8 (0 to 255 becomes 0 to 1) or floats, such "
+        "as x.float().",
+        key="data.name",
+    )
+    require(
+        x.dim() >= 2 and x.numel() > 0,
+        f"{setting} has {name} of shape {tuple(x.shape)}: give [rows, features] or "
+        "[rows, channels, height, width], with nothing empty.",
+        key="data.name",
+    )
 
 
-def _check_finite(asked: str, name: str, x: Tensor) -> None:
-    bad = x.reshape(len(x), -1).isfinite().logical_not().any(1).nonzero().flatten()
-    if len(bad):
-        raise UserError(
-            f"{asked} has numbers that are not finite in {len(bad)} rows of {name}, first in row "
-            f"{int(bad[0])}: leave these rows out or fill them in."
-        )
+def _check_same_kind(setting: str, x_train: Tensor, x_test: Tensor) -> None:
+    shape = tuple(x_train.shape[1:])
+    test_shape = tuple(x_test.shape[1:])
+    require(
+        shape == test_shape,
+        f"{setting} has examples of shape {shape} in x_train but {test_shape} in x_test: give both "
+        "the same shape.",
+        key="data.name",
+    )
+    require(
+        (x_train.dtype == torch.uint8) == (x_test.dtype == torch.uint8),
+        f"{setting} has x_train of {_kind(x_train)} but x_test of {_kind(x_test)}: give both the "
+        "same, as only uint8 is divided by 255.",
+        key="data.name",
+    )
 
 
-def _check_labels(asked: str, name: str, y: Tensor, classes: int) -> None:
-    _check_whole(asked, name, y)
-    least, most = int(y.min()), int(y.max())
-    if least < 0 or most >= classes:
-        raise UserError(
-            f"{asked} has the label {least if least < 0 else most} in {name}, but num_classes="
-            f"{classes} allows 0 to {classes - 1}: number the classes from 0, or mend num_classes."
-        )
+def _check_finite(setting: str, name: str, x: Tensor) -> None:
+    row_is_finite = x.reshape(len(x), -1).isfinite().all(1)
+    bad_rows = row_is_finite.logical_not().nonzero().flatten().tolist()
+    require(
+        not bad_rows,
+        f"{setting} has numbers that are not finite in {len(bad_rows)} rows of {name}, first in "
+        f"row {bad_rows[0] if bad_rows else 0}: leave these rows out or fill them in.",
+        key="data.name",
+    )
 
 
-def _check_whole(asked: str, name: str, values: Tensor) -> None:
-    if values.dim() != 1 or not _is_whole(values):
-        raise UserError(
-            f"{asked} has {name} of {_kind(values)} and shape {tuple(values.shape)}: give one "
-            "whole number for each row, such as a tensor of int64."
-        )
+def _check_labels(setting: str, name: str, labels: Tensor, num_classes: int) -> None:
+    _check_whole(setting, name, labels)
+    smallest = int(labels.min())
+    largest = int(labels.max())
+    require(
+        smallest >= 0 and largest < num_classes,
+        f"{setting} has the label {smallest if smallest < 0 else largest} in {name}, but "
+        f"num_classes={num_classes} allows 0 to {num_classes - 1}: number the classes from 0, or "
+        "correct num_classes.",
+        key="data.name",
+    )
+
+
+def _check_whole(setting: str, name: str, values: Tensor) -> None:
+    require(
+        values.dim() == 1 and _is_whole(values),
+        f"{setting} has {name} of {_kind(values)} and shape {tuple(values.shape)}: give one whole "
+        "number for each row, such as a tensor of int64.",
+        key="data.name",
+    )
 
 
 def _is_whole(values: Tensor) -> bool:
@@ -148,16 +166,18 @@ def _plain(data: Dataset) -> Dataset:
     return plain.to("cpu")
 
 
-def _check_same(asked: str, data: Dataset) -> None:
+def _check_repeatable(setting: str, data: Dataset) -> None:
     """Raise UserError where a second call gave other data: runs could not be compared."""
-    total = 0
-    for part in (data.x_train, data.y_train, data.x_test, data.y_test):
-        total = zlib.crc32(part.contiguous().numpy().data, total)
-    if _known.setdefault(data.name, total) != total:
-        raise UserError(
-            f"{asked} returned other data than before: let it return the same at every call, such "
-            "as with np.random.default_rng(0) for what it draws."
-        )
+    checksum = 0
+    for tensor in (data.x_train, data.y_train, data.x_test, data.y_test):
+        checksum = zlib.crc32(tensor.contiguous().numpy().data, checksum)
+    first_checksum = _checksums.setdefault(data.name, checksum)
+    require(
+        checksum == first_checksum,
+        f"{setting} returned other data than before: return the same data at every call, such as "
+        "with np.random.default_rng(0) for random numbers.",
+        key="data.name",
+    )
 
 
 def _kind(values: Tensor) -> str:
@@ -199,29 +219,29 @@ def _split_by(
     return [rows.long() for rows in first]
 
 
-def _clients_of(asked: str, result: Any) -> list[Tensor]:
+def _clients_of(setting: str, result: Any) -> list[Tensor]:
     """Return a tensor for every client of what a user's function returned."""
     try:
         return [torch.as_tensor(rows) for rows in result]
     except (TypeError, ValueError, RuntimeError):
         raise UserError(
-            f"{asked} returned {type(result).__name__}, not a list of row numbers for each client: "
+            f"{setting} returned {type(result).__name__}, not the row numbers of each client: "
             "return one list, array or tensor of whole numbers for each client.",
             key="data.partition",
         ) from None
 
 
-def _check_split(asked: str, clients: list[Tensor], num_clients: int, num_rows: int) -> None:
+def _check_split(setting: str, clients: list[Tensor], num_clients: int, num_rows: int) -> None:
     """Raise UserError for rows that do not exist, or that two clients hold."""
     require(
         len(clients) == num_clients,
-        f"{asked} returned rows for {len(clients)} clients, but there are {num_clients}: return "
+        f"{setting} returned rows for {len(clients)} clients, but there are {num_clients}: return "
         "one list of row numbers for each client.",
         key="data.partition",
     )
     holder = torch.full((num_rows,), -1)
     for client, rows in enumerate(clients):
-        of_client = f"{asked} gave client {client}"
+        of_client = f"{setting} gave client {client}"
         require(
             rows.numel() > 0,
             f"{of_client} no rows: give every client at least one.",
@@ -235,18 +255,18 @@ def _check_split(asked: str, clients: list[Tensor], num_clients: int, num_rows: 
         )
         rows = rows.long()
         outside = rows[(rows < 0) | (rows >= num_rows)]
-        require(
-            not len(outside),
-            f"{of_client} the row {outside[:1].tolist()}, but rows are numbered 0 to "
-            f"{num_rows - 1}, in the order of the labels it is given.",
-            key="data.partition",
-        )
+        if len(outside):
+            raise UserError(
+                f"{of_client} the row {int(outside[0])}, but rows are numbered 0 to "
+                f"{num_rows - 1}, in the order of the labels it is given.",
+                key="data.partition",
+            )
         _check_given_once(of_client, rows, holder)
         holder[rows] = client
 
 
 def _check_given_once(of_client: str, rows: Tensor, holder: Tensor) -> None:
-    """Raise UserError for a row that is here twice, or that `holder` says another client has."""
+    """Raise UserError for a row given twice, to this client or to the one in `holder`."""
     held = rows[holder[rows] >= 0]
     if len(held):
         row = int(held[0])
@@ -257,8 +277,8 @@ def _check_given_once(of_client: str, rows: Tensor, holder: Tensor) -> None:
         )
     values, counts = rows.unique(return_counts=True)
     repeated = values[counts > 1]
-    require(
-        not len(repeated),
-        f"{of_client} the row {repeated[:1].tolist()} more than once: give every row once.",
-        key="data.partition",
-    )
+    if len(repeated):
+        raise UserError(
+            f"{of_client} the row {int(repeated[0])} more than once: give every row once.",
+            key="data.partition",
+        )

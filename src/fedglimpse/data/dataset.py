@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedglimpse.errors import UserError
+from fedglimpse.errors import require
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: tensors have no single ==
@@ -29,25 +29,35 @@ class Dataset:
     subjects: Tensor | None = None  # [n] int64, the person behind each training row
 
     def __post_init__(self) -> None:
-        """Refuse what is no tensor, and tensors that do not belong together."""
-        given = {name: getattr(self, name) for name in ("x_train", "y_train", "x_test", "y_test")}
-        given |= {} if self.subjects is None else {"subjects": self.subjects}
-        for name, value in given.items():
-            if not isinstance(value, Tensor) or not value.dim():
-                raise UserError(
-                    f"dataset '{self.name}' has {name} of type {type(value).__name__}, not a "
-                    "tensor with one entry for each row; give one, such as torch.from_numpy(array)"
-                )
-        rows = {"y_train": len(self.y_train)}
+        """Refuse values that are not tensors, and tensors that do not belong together."""
+        names = ["x_train", "y_train", "x_test", "y_test"]
         if self.subjects is not None:
-            rows["subjects"] = len(self.subjects)
-        wrong = [f"{name} has {n}" for name, n in rows.items() if n != len(self.x_train)]
-        if wrong or len(self.x_test) != len(self.y_test):
-            wrong = wrong or [f"y_test has {len(self.y_test)} and x_test {len(self.x_test)}"]
-            raise UserError(
-                f"dataset '{self.name}' is inconsistent: x_train has {len(self.x_train)} rows but "
-                f"{', '.join(wrong)}; give one label (and subject) for each row"
-            )
+            names.append("subjects")
+        for name in names:
+            self._check_tensor(name)
+        self._check_rows("y_train", "x_train")
+        self._check_rows("y_test", "x_test")
+        if self.subjects is not None:
+            self._check_rows("subjects", "x_train")
+
+    def _check_tensor(self, name: str) -> None:
+        value = getattr(self, name)
+        require(
+            isinstance(value, Tensor) and value.dim() > 0,
+            f"Dataset '{self.name}' has {name} of type {type(value).__name__}, not a tensor with "
+            "one entry for each row: give one, such as torch.from_numpy(array).",
+            key="data.name",
+        )
+
+    def _check_rows(self, name: str, examples: str) -> None:
+        num_rows = len(getattr(self, name))
+        num_examples = len(getattr(self, examples))
+        require(
+            num_rows == num_examples,
+            f"Dataset '{self.name}' is inconsistent: {examples} has {num_examples} rows but {name} "
+            f"has {num_rows}: give one for each row.",
+            key="data.name",
+        )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -75,7 +85,7 @@ def as_input(x: Tensor) -> Tensor:
 
 
 def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, pad: int = 4) -> Tensor:
-    """Cut every image out of its zero-padded self, then mirror some: CIFAR-10's augmentation.
+    """Shift every image, filling up with zeros, then mirror some: CIFAR-10's augmentation.
 
     Nothing is drawn in here. Callers pass integers of `rng.hashed`, so that a client's batches
     are the same alone, beside other clients and on every device.
@@ -88,13 +98,15 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, pad: int = 4) 
     """
     count, channels, height, width = images.shape
     rows = offsets[:, :1] - pad + torch.arange(height, device=images.device)  # [M, H]
-    across = torch.arange(width, device=images.device).expand(count, width)  # [M, W]
-    across = torch.where(flips.bool()[:, None], width - 1 - across, across)
-    columns = offsets[:, 1:] - pad + across  # [M, W]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
-        :, None, :
-    ]  # [M, H, W]
-    source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]
+    left_to_right = torch.arange(width, device=images.device).expand(count, width)  # [M, W]
+    mirrored = torch.where(flips.bool()[:, None], width - 1 - left_to_right, left_to_right)
+    columns = offsets[:, 1:] - pad + mirrored  # [M, W]
+    row_inside = (rows >= 0) & (rows < height)  # [M, H]
+    column_inside = (columns >= 0) & (columns < width)  # [M, W]
+    inside = row_inside[:, :, None] & column_inside[:, None, :]  # [M, H, W]
+    first_pixels = rows.clamp(0, height - 1) * width  # [M, H]
+    source = first_pixels[:, :, None] + columns.clamp(0, width - 1)[:, None]  # [M, H, W]
     index = source.view(count, 1, -1).expand(count, channels, height * width)
-    moved = images.reshape(count, channels, -1).gather(2, index).view_as(images)
+    pixels = images.reshape(count, channels, -1)
+    moved = pixels.gather(2, index).view_as(images)
     return moved.masked_fill(~inside[:, None], 0)

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from fedglimpse.data import readers as official
+from fedglimpse.data import readers
 from fedglimpse.data.sources import NAMES, data_directory
-from fedglimpse.errors import UserError, nearest
+from fedglimpse.errors import UserError, nearest, require
 from fedglimpse.storage.lock import locked
 
-Progress = Callable[[int, int | None], None]  # bytes done, bytes in all (None: not told)
+Progress = Callable[[int, int | None], None]  # bytes done, bytes in all (None: unknown)
 
 _CHUNK = 1 << 18
 
@@ -58,7 +58,7 @@ FETCHABLE = tuple(_REMOTES)
 
 
 class _Dropped(Exception):
-    """The connection failed in a way that trying again may mend."""
+    """The connection failed, and another attempt may succeed."""
 
 
 def fetch(
@@ -69,7 +69,7 @@ def fetch(
 ) -> Path:
     """Download a dataset and return the file, or the folder of its files.
 
-    Files that are there and intact are kept. UCI-HAR has no published checksum; its archive is
+    Intact files are not downloaded again. UCI-HAR has no published checksum; its archive is
     verified by structure and row counts.
 
     Args:
@@ -81,14 +81,12 @@ def fetch(
     Raises:
         UserError: nothing to download, no connection, a wrong file, or a full disk.
     """
-    if name not in NAMES:
-        raise UserError(
-            f"unknown dataset '{name}'.{nearest(name, NAMES)} Choose one of {', '.join(FETCHABLE)}"
-        )
-    if name == "hapt":
-        raise UserError(f"'hapt' cannot be fetched; {official.remedy('hapt')}")
-    if name not in _REMOTES:
-        raise UserError(f"'{name}' needs no download; use it as it is")
+    require(
+        name in NAMES,
+        f"Unknown dataset '{name}'.{nearest(name, NAMES)} Choose one of {', '.join(FETCHABLE)}.",
+    )
+    require(name != "hapt", f"'hapt' cannot be fetched; {readers.remedy('hapt')}.")
+    require(name in _REMOTES, f"'{name}' needs no download: use it directly.")
     remote = _REMOTES[name]
     folder = data_directory(data_dir) / remote.folder
     base = (base_url or remote.base_url).rstrip("/")
@@ -113,7 +111,7 @@ def download(
     pause: float = 1.0,
     timeout: float = 30.0,
 ) -> None:
-    """Download `url` into `target`, going on where an earlier attempt stopped.
+    """Download `url` into `target`, resuming an earlier attempt.
 
     The bytes gather in `target` + ".part"; `target` appears only when complete and checked.
 
@@ -126,45 +124,47 @@ def download(
         pause: seconds before the second attempt, doubled for each further one.
         timeout: seconds without a byte after which a connection counts as dropped.
     """
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"cannot download '{url}'; give an http:// or https:// address")
-    part = target.with_name(target.name + ".part")
-    for attempt in range(attempts):
+    require(
+        url.startswith(("http://", "https://")),
+        f"Cannot download '{url}': give an http:// or https:// address.",
+    )
+    incomplete = target.with_name(target.name + ".part")
+    for attempt in range(1, attempts + 1):
         try:
-            with _disk_errors(part):
-                part.parent.mkdir(parents=True, exist_ok=True)
-                _transfer(url, part, progress, timeout)
+            with _disk_errors(incomplete):
+                incomplete.parent.mkdir(parents=True, exist_ok=True)
+                _transfer(url, incomplete, progress, timeout)
             break
         except _Dropped as error:
-            if attempt + 1 == attempts:
-                kept = f"{part.stat().st_size} bytes are kept" if part.exists() else "nothing came"
+            if attempt == attempts:
+                size = incomplete.stat().st_size if incomplete.exists() else 0
                 raise UserError(
-                    f"download of {url} failed {attempts} times ({error}), {kept}; check the "
-                    "connection and run it again to go on"
+                    f"Download of {url} failed {attempts} times ({error}), {size} bytes were kept: "
+                    "check the connection and rerun the command to resume."
                 ) from error
-            time.sleep(pause * 2**attempt)
+            time.sleep(pause * 2 ** (attempt - 1))
     try:
-        check(part)
+        check(incomplete)
     except UserError as error:
-        part.unlink()
+        incomplete.unlink()
         raise UserError(f"{url} gave a wrong file: {error}") from error
     with _disk_errors(target):
-        part.replace(target)
+        incomplete.replace(target)
 
 
-def _transfer(url: str, part: Path, progress: Progress | None, timeout: float) -> None:
-    """Append what is missing to `part`, or start again if the server cannot go on."""
-    have = part.stat().st_size if part.exists() else 0
+def _transfer(url: str, incomplete: Path, progress: Progress | None, timeout: float) -> None:
+    """Append the missing bytes to a file, or start again if the server cannot resume."""
+    size = incomplete.stat().st_size if incomplete.exists() else 0
     with _network_errors():
-        response = _open(url, have, timeout)
-    if response is None:  # all bytes are here already; the check decides if they are right
+        response = _open(url, size, timeout)
+    if response is None:  # no bytes are missing; the check decides if they are right
         return
     with response:
-        resumed = _resumes_at(response, have)
-        done = have if resumed else 0
+        resumes = _resumes_at(response, size)
+        done = size if resumes else 0
         length = response.headers.get("Content-Length", "")
         total = done + int(length) if length.isdigit() else None
-        with part.open("ab" if resumed else "wb") as file:
+        with incomplete.open("ab" if resumes else "wb") as file:
             for chunk in _chunks(response):
                 file.write(chunk)
                 file.flush()
@@ -175,33 +175,34 @@ def _transfer(url: str, part: Path, progress: Progress | None, timeout: float) -
         raise _Dropped(f"the connection closed after {done} of {total} bytes")
 
 
-def _open(url: str, have: int, timeout: float) -> http.client.HTTPResponse | None:
-    """Ask for the bytes from `have` on; None when the server has none there."""
+def _open(url: str, first_byte: int, timeout: float) -> http.client.HTTPResponse | None:
+    """Request the bytes from `first_byte` on; None when the server has none there."""
     headers = {"User-Agent": "fedglimpse", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
+    if first_byte:
+        headers["Range"] = f"bytes={first_byte}-"
     try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=timeout
-        )
+        request = urllib.request.Request(url, headers=headers)
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout)
         return response
     except ValueError as error:  # raised before a byte is sent
-        raise UserError(f"'{url}' is no address ({error}); mend the mirror's address") from None
+        raise UserError(f"'{url}' is no address ({error}): correct the mirror's address.") from None
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and have:
+        answer = f"{error.code} {error.reason}"
+        if error.code == 416 and first_byte:
             return None
         if error.code >= 500 or error.code in (408, 429):
-            raise _Dropped(f"the server answered {error.code} {error.reason}") from error
+            raise _Dropped(f"the server answered {answer}") from error
         raise UserError(
-            f"the server answered {error.code} {error.reason} for {url}; check the address, or "
-            "download the file elsewhere and place it in the data directory"
+            f"The server answered {answer} for {url}: check the address, or download the file "
+            "elsewhere and place it in the data directory."
         ) from error
 
 
-def _resumes_at(response: http.client.HTTPResponse, have: int) -> bool:
-    begins = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-    return bool(have) and response.status == 206 and begins
+def _resumes_at(response: http.client.HTTPResponse, first_byte: int) -> bool:
+    content_range = response.headers.get("Content-Range", "")
+    begins_there = content_range.startswith(f"bytes {first_byte}-")
+    return first_byte > 0 and response.status == 206 and begins_there
 
 
 def _chunks(response: IO[bytes]) -> Iterator[bytes]:
@@ -223,13 +224,13 @@ def _network_errors() -> Iterator[None]:
 
 @contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Turn what is left of OSError, after the network's, into a sentence about the disk."""
+    """Turn OSError into a sentence about the disk; those of the network were caught before."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write {path} ({error.strerror or error}); free some space or set "
-            "FEDGLIMPSE_DATA to a folder that can be written, then run it again"
+            f"Cannot write {path} ({error.strerror or error}): free some space or set "
+            "FEDGLIMPSE_DATA to a folder that can be written, then rerun the command."
         ) from error
 
 
@@ -244,18 +245,18 @@ def _intact(target: Path, check: Callable[[Path], None]) -> bool:
 
 
 def _check_md5(path: Path, expected: str) -> None:
-    found = official.file_digest(path, "md5")
-    if found != expected:
-        raise UserError(
-            f"expected md5 {expected}, found {found}; it was removed, run it again or try a mirror"
-        )
+    md5 = readers.file_digest(path, "md5")
+    require(
+        md5 == expected,
+        f"its md5 is {md5}, expected {expected}; it was removed, try again or from a mirror.",
+    )
 
 
 def _check_har(path: Path) -> None:
-    dataset = official.read_har(path)
+    dataset = readers.read_har(path)
     counts = (len(dataset.x_train), len(dataset.x_test))
-    if counts != official.HAR_COUNTS:
-        raise UserError(
-            f"expected {official.HAR_COUNTS} training and test rows, found {counts}; it was "
-            "removed, run it again or try a mirror"
-        )
+    require(
+        counts == readers.HAR_COUNTS,
+        f"it has {counts} training and test rows, expected {readers.HAR_COUNTS}; it was removed, "
+        "rerun the command or try a mirror.",
+    )

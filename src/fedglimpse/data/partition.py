@@ -117,21 +117,21 @@ def dirichlet_equal(
 
     A client fills its mix without replacement; when a class has run out, the rest of the mix is
     renormalised over classes that still have rows. Clients are served in random order: the last
-    ones get what is left, and that must not depend on the client's number.
+    ones get what remains, and that must not depend on the client's number.
     """
     _check_rows(len(labels), num_clients, 1)
     pools = class_pools(labels, generator)
-    left = class_sizes(pools)  # [C]
+    remaining = class_sizes(pools)  # [C]
     mixes = dirichlet_mixes(alpha, (num_clients, len(pools)), generator)  # [N, C]
     clients: list[Tensor] = [torch.empty(0, dtype=torch.long)] * num_clients
     for client in torch.randperm(num_clients, generator=generator).tolist():
-        counts = fill(mixes[client], left, len(labels) // num_clients, generator)  # [C]
-        after = left - counts
+        counts = fill(mixes[client], remaining, len(labels) // num_clients, generator)  # [C]
+        after = remaining - counts
         rows = []
-        for pool, start, stop in zip(pools, after.tolist(), left.tolist(), strict=True):
+        for pool, start, stop in zip(pools, after.tolist(), remaining.tolist(), strict=True):
             rows.append(pool[start:stop])
         clients[client] = torch.cat(rows)
-        left = after
+        remaining = after
     return clients
 
 
@@ -188,8 +188,8 @@ def exact_classes(
     classes = _draw_classes(quotas, num_clients, classes_per_client, generator)
     even = min(total // quota for total, quota in zip(totals, quotas, strict=True) if quota)
     counts = [dict.fromkeys(labels_of_client, even) for labels_of_client in classes]
-    left = [total - even * quota for total, quota in zip(totals, quotas, strict=True)]
-    while labels_taken := _one_more_each(counts, left):
+    remaining = [total - even * quota for total, quota in zip(totals, quotas, strict=True)]
+    while labels_taken := _one_more_each(counts, remaining):
         for client, label in enumerate(labels_taken):
             counts[client][label] += 1
     starts = [0] * len(pools)
@@ -261,18 +261,18 @@ def dirichlet_mixes(alpha: float, shape: tuple[int, int], generator: torch.Gener
     return torch.softmax(gamma.log() + uniform.log() / alpha, dim=1)
 
 
-def fill(mix: Tensor, left: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Draw `size` rows' classes from `mix` out of what is `left`; returns counts [C].
+def fill(mix: Tensor, remaining: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Draw `size` rows' classes from `mix` out of the `remaining` rows; returns counts [C].
 
     Each pass ends the work or empties a class, so there are at most C + 1.
     """
-    counts = torch.zeros_like(left)
+    counts = torch.zeros_like(remaining)
     while (need := size - int(counts.sum())) > 0:
-        weights = mix * (counts < left)
+        weights = mix * (counts < remaining)
         if float(weights.sum()) < 1e-300:  # the mix has nothing but classes that ran out
-            weights = (left - counts).double()
+            weights = (remaining - counts).double()
         drawn = torch.multinomial(weights, need, replacement=True, generator=generator)
-        counts = torch.minimum(counts + drawn.bincount(minlength=len(left)), left)
+        counts = torch.minimum(counts + drawn.bincount(minlength=len(remaining)), remaining)
     return counts
 
 
@@ -342,34 +342,34 @@ def _draw_classes(
 ) -> list[list[int]]:
     """Draw distinct classes for every client so that each class is used `quotas` times.
 
-    A class that as many clients must still get as are left is given at once; with that, the
+    A class that every further client must get is given at once; with that, the
     others can be drawn freely and the quotas always work out.
     """
-    left = torch.tensor(quotas, dtype=torch.float64)  # [C]
+    remaining = torch.tensor(quotas, dtype=torch.float64)  # [C]
     classes: list[list[int]] = [[]] * num_clients
     order = torch.randperm(num_clients, generator=generator).tolist()
     for position, client in enumerate(order):
         clients_left = num_clients - position
-        drawn = torch.nonzero(left == clients_left).flatten()
+        drawn = torch.nonzero(remaining == clients_left).flatten()
         missing = classes_per_client - len(drawn)
         if missing:
-            weights = left.masked_fill(left == clients_left, 0)
+            weights = remaining.masked_fill(remaining == clients_left, 0)
             free = torch.multinomial(weights, missing, generator=generator)
             drawn = torch.cat([drawn, free])
-        left[drawn] -= 1
+        remaining[drawn] -= 1
         classes[client] = drawn.tolist()
     return classes
 
 
-def _one_more_each(counts: list[dict[int, int]], left: list[int]) -> list[int]:
+def _one_more_each(counts: list[dict[int, int]], remaining: list[int]) -> list[int]:
     """Take one more row for every client and return its class, or [] if one gets none."""
     labels_taken = []
     for counts_of_client in counts:
-        open_classes = [label for label in counts_of_client if left[label]]
+        open_classes = [label for label in counts_of_client if remaining[label]]
         if not open_classes:
             return []
         label = min(open_classes, key=counts_of_client.__getitem__)
-        left[label] -= 1
+        remaining[label] -= 1
         labels_taken.append(label)
     return labels_taken
 

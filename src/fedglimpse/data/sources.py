@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fedglimpse import rng
-from fedglimpse.data import readers as official
+from fedglimpse.data import readers
 from fedglimpse.data.custom import is_own, load_own
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.partition import stratified_sample
-from fedglimpse.errors import UserError, nearest
+from fedglimpse.errors import UserError, nearest, require
 
 NAMES = ("digits", "synthetic", "cifar10", "fashion", "har", "hapt")
 
@@ -48,13 +48,13 @@ class _Files:
 _FILES = {
     "cifar10": _Files(
         ("cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
-        tuple(official.CIFAR10_MD5),
-        official.read_cifar10,
+        tuple(readers.CIFAR10_MD5),
+        readers.read_cifar10,
     ),
     "fashion": _Files(
         ("fashion-mnist", "/usr/share/datasets/fashion-mnist"),
-        tuple(official.FASHION_MD5),
-        official.read_fashion,
+        tuple(readers.FASHION_MD5),
+        readers.read_fashion,
     ),
     "har": _Files(
         (
@@ -62,29 +62,30 @@ _FILES = {
             "UCI HAR Dataset.zip",
             "human+activity+recognition+using+smartphones.zip",
         ),
-        official.HAR_FILES,
-        official.read_har,
+        readers.HAR_FILES,
+        readers.read_har,
     ),
-    "hapt": _Files(("hapt561.npz",), (), official.read_hapt),
+    "hapt": _Files(("hapt561.npz",), (), readers.read_hapt),
 }
 
 
 def data_directory(data_dir: str | Path | None = None) -> Path:
     """Return where datasets are kept: `data_dir`, else $FEDGLIMPSE_DATA, else the user's cache."""
-    chosen = data_dir or os.environ.get("FEDGLIMPSE_DATA")
-    if chosen:
+    folder = data_dir or os.environ.get("FEDGLIMPSE_DATA")
+    if folder:
         try:
-            return Path(chosen).expanduser()
+            return Path(folder).expanduser()
         except RuntimeError:
             raise UserError(
-                f"FEDGLIMPSE_DATA={chosen} begins with a user that is not there; write the whole "
-                "path"
+                f"FEDGLIMPSE_DATA={folder} begins with a user who does not exist: write the full "
+                "path."
             ) from None
     cache = os.environ.get("XDG_CACHE_HOME")
     if cache and Path(cache).is_absolute():  # the XDG specification ignores relative values
         return Path(cache) / "fedglimpse"
-    home = Path.home()
-    return (home / "Library/Caches" if sys.platform == "darwin" else home / ".cache") / "fedglimpse"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "fedglimpse"
+    return Path.home() / ".cache" / "fedglimpse"
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Dataset:
@@ -107,11 +108,10 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
         return synthetic()
     path = locate(name, data_dir)
     if path is None:
-        raise UserError(_missing(name, data_dir))
+        raise UserError(_missing(name, data_dir), key="data.name")
     dataset = _FILES[name].read(path)
-    counts = (len(dataset.x_train), len(dataset.x_test))
-    if name == "har" and counts != official.HAR_COUNTS:
-        warnings.warn(_har_counts(path, counts), stacklevel=2)
+    if name == "har" and not _has_har_counts(dataset):
+        warnings.warn(_wrong_har_counts(path, dataset), stacklevel=2)
     return dataset
 
 
@@ -119,8 +119,8 @@ def status(name: str, data_dir: str | Path | None = None) -> SourceStatus:
     """Look for a dataset's files and verify them by reading them; raises for no bad file."""
     _check_name(name)
     if name not in _FILES:
-        made = "bundled with scikit-learn" if name == "digits" else "generated from a fixed seed"
-        return SourceStatus(name, True, None, None, f"{made}, nothing to download")
+        origin = "bundled with scikit-learn" if name == "digits" else "generated from a fixed seed"
+        return SourceStatus(name, True, None, None, f"{origin}, nothing to download")
     path = locate(name, data_dir)
     if path is None:
         return SourceStatus(name, False, None, None, _missing(name, data_dir))
@@ -128,34 +128,40 @@ def status(name: str, data_dir: str | Path | None = None) -> SourceStatus:
         dataset = _FILES[name].read(path)
     except UserError as error:
         return SourceStatus(name, True, path, False, str(error))
-    counts = (len(dataset.x_train), len(dataset.x_test))
-    rows = f"{counts[0]} training and {counts[1]} test rows"
-    if name == "har" and counts != official.HAR_COUNTS:
-        return SourceStatus(name, True, path, False, _har_counts(path, counts))
+    rows = f"{len(dataset.x_train)} training and {len(dataset.x_test)} test rows"
+    if name == "har" and not _has_har_counts(dataset):
+        return SourceStatus(name, True, path, False, _wrong_har_counts(path, dataset))
     if name == "hapt":
-        found = official.file_digest(path, "sha256")
-        if found != official.HAPT_SHA256:
-            detail = f"{rows}, but sha256 is {found}, expected {official.HAPT_SHA256}"
+        sha256 = readers.file_digest(path, "sha256")
+        if sha256 != readers.HAPT_SHA256:
+            detail = f"{rows}, but sha256 is {sha256}, expected {readers.HAPT_SHA256}"
             return SourceStatus(name, True, path, False, detail)
     proof = "row counts match" if name == "har" else "checksums match"
     return SourceStatus(name, True, path, True, f"{rows}, {proof}")
 
 
 def locate(name: str, data_dir: str | Path | None = None) -> Path | None:
-    """Return the first complete place of a dataset's files, else the first partial, else None."""
+    """Return the first complete copy of a dataset's files, else the first partial, else None."""
     files = _FILES[name]
-    places = [data_directory(data_dir) / candidate for candidate in files.candidates]
+    base = data_directory(data_dir)
+    partial = None
     try:
-        present = [p for p in places if p.is_file() or (p.is_dir() and any(p.iterdir()))]
-        complete = [
-            p for p in present if p.is_file() or all((p / m).is_file() for m in files.members)
-        ]
+        for candidate in files.candidates:
+            path = base / candidate
+            if path.is_file() or _has_members(path, files.members):
+                return path
+            if partial is None and path.is_dir() and any(path.iterdir()):
+                partial = path
     except OSError as error:
         raise UserError(
-            f"{error.filename} cannot be read ({error.strerror}); mend access, or set "
-            "FEDGLIMPSE_DATA to another folder"
+            f"{error.filename} cannot be read ({error.strerror}): fix access, or set "
+            "FEDGLIMPSE_DATA to another folder."
         ) from None
-    return next(iter(complete + present), None)
+    return partial
+
+
+def _has_members(folder: Path, members: tuple[str, ...]) -> bool:
+    return folder.is_dir() and all((folder / name).is_file() for name in members)
 
 
 def digits() -> Dataset:
@@ -182,53 +188,59 @@ def synthetic(
     The clusters of a class lie apart in a small latent space, so that a linear model is clearly
     worse than a small network and neither is perfect.
     """
-    if min(num_train, num_test, num_features) < 1 or num_classes < 2:
-        raise UserError(
-            f"synthetic data needs rows, features and two classes, got {num_train=}, {num_test=}, "
-            f"{num_features=}, {num_classes=}; ask for larger numbers"
-        )
-    clusters, latent = 3, 8
-    draw = rng.generator(seed, "synthetic")
-    centres = 1.5 * torch.randn(num_classes, clusters, latent, generator=draw)
-    inner = torch.randn(latent, 2 * num_features, generator=draw) / latent**0.5
-    outer = torch.randn(2 * num_features, num_features, generator=draw) / num_features**0.5
+    require(
+        min(num_train, num_test, num_features) >= 1 and num_classes >= 2,
+        f"Synthetic data needs rows, features and two classes, but has {num_train=}, {num_test=}, "
+        f"{num_features=}, {num_classes=}: use larger numbers.",
+    )
+    num_clusters = 3
+    latent = 8
+    generator = rng.generator(seed, "synthetic")
+    centres = 1.5 * torch.randn(num_classes, num_clusters, latent, generator=generator)
+    inner = torch.randn(latent, 2 * num_features, generator=generator) / latent**0.5
+    outer = torch.randn(2 * num_features, num_features, generator=generator) / num_features**0.5
 
-    def rows(count: int) -> tuple[Tensor, Tensor]:
-        y = torch.randperm(count, generator=draw) % num_classes
-        which = torch.randint(clusters, (count,), generator=draw)
-        z = centres[y, which] + 0.6 * torch.randn(count, latent, generator=draw)  # [count, latent]
-        clean = torch.sin(z @ inner) @ outer
-        return clean + 0.2 * torch.randn(count, num_features, generator=draw), y
+    def draw_rows(count: int) -> tuple[Tensor, Tensor]:
+        y = torch.randperm(count, generator=generator) % num_classes
+        cluster = torch.randint(num_clusters, (count,), generator=generator)
+        spread = 0.6 * torch.randn(count, latent, generator=generator)
+        clean = torch.sin((centres[y, cluster] + spread) @ inner) @ outer
+        noise = 0.2 * torch.randn(count, num_features, generator=generator)
+        return clean + noise, y
 
-    train, test = rows(num_train), rows(num_test)
-    return Dataset("synthetic", "Synthetic", *train, *test, num_classes=num_classes)
+    x_train, y_train = draw_rows(num_train)
+    x_test, y_test = draw_rows(num_test)
+    return Dataset("synthetic", "Synthetic", x_train, y_train, x_test, y_test, num_classes)
 
 
 def _check_name(name: str) -> None:
-    if name not in NAMES:
-        raise UserError(
-            f"unknown dataset '{name}'.{nearest(name, NAMES)} Choose one of {', '.join(NAMES)}, or "
-            "your own as 'pkg.mod:factory'"
-        )
+    require(
+        name in NAMES,
+        f"Unknown dataset '{name}'.{nearest(name, NAMES)} Choose one of {', '.join(NAMES)}, or "
+        "your own as 'pkg.mod:factory'.",
+        key="data.name",
+    )
 
 
 def _missing(name: str, data_dir: str | Path | None) -> str:
     base = data_directory(data_dir)
-    looked = " and ".join(str(base / candidate) for candidate in _FILES[name].candidates)
+    paths = " and ".join(str(base / candidate) for candidate in _FILES[name].candidates)
+    remedy = readers.remedy(name)
     if name == "hapt":
-        return (
-            f"'hapt' was not found, looked for {looked}; it has no automatic download: place "
-            f"'hapt561.npz' (arrays X, y, subject, is_train) in {base}, or set FEDGLIMPSE_DATA"
+        remedy = (
+            f"it has no automatic download: place 'hapt561.npz' (arrays X, y, subject, is_train) "
+            f"in {base}"
         )
-    return (
-        f"'{name}' was not found, looked for {looked}; "
-        f"{official.remedy(name)}, or set FEDGLIMPSE_DATA"
-    )
+    return f"'{name}' was not found in {paths}; {remedy}, or set FEDGLIMPSE_DATA."
 
 
-def _har_counts(path: Path, counts: tuple[int, int]) -> str:
-    expected = official.HAR_COUNTS
+def _has_har_counts(dataset: Dataset) -> bool:
+    return (len(dataset.x_train), len(dataset.x_test)) == readers.HAR_COUNTS
+
+
+def _wrong_har_counts(path: Path, dataset: Dataset) -> str:
+    train, test = readers.HAR_COUNTS
     return (
-        f"{path} has {counts[0]} training and {counts[1]} test rows, the official release has "
-        f"{expected[0]} and {expected[1]}; {official.remedy('har')} for the official files"
+        f"{path} has {len(dataset.x_train)} training and {len(dataset.x_test)} test rows, the "
+        f"official release has {train} and {test}; {readers.remedy('har')} for the official files."
     )
