@@ -87,10 +87,10 @@ class QValues:
         self._choose = choose = GlimpseSelector.choose
 
         def choose_and_log(
-            selector: GlimpseSelector, view: Any, k: int, glance: Any, picked: Any
+            selector: GlimpseSelector, view: Any, k: int, scored: Any
         ) -> fedglimpse.Choice:
-            choice = choose(selector, view, k, glance, picked)
-            exact = {"q_exact": glance.scores.double().tolist(), "k": k}
+            choice = choose(selector, view, k, scored)
+            exact = {"q_exact": scored.scores.double().tolist(), "k": k}
             return replace(choice, info={**choice.info, **exact})
 
         GlimpseSelector.choose = choose_and_log  # type: ignore[assignment, method-assign]

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.agent.config import NUMBERS, AgentConfig
+from fedglimpse.agent.config import AgentConfig
 from fedglimpse.agent.inputs import Observation
-from fedglimpse.agent.network import QNetwork
+from fedglimpse.agent.network import QNetwork, Sizes
 from fedglimpse.methods.glimpse import GlimpseSelector
 from fedglimpse.rng import generator
 from fedglimpse.types import Outcome, View
 
-D, C = 6, 3  # floats of a sketch, classes
+D, C, N = 6, 3, 40  # floats of a sketch, classes, clients
 SMALL: dict[str, Any] = {
     "d_token": 16,
     "identity_dim": 4,
@@ -32,12 +32,17 @@ def config(**changes: Any) -> AgentConfig:
 
 
 def network(seed: int = 0, **changes: Any) -> QNetwork:
-    settings = config(**changes)
-    features = D if settings.reads_sketches else 1 + len(NUMBERS[settings.input])
-    return QNetwork(settings, features=features, sketch_dim=D, num_classes=C, seed=seed)
+    """A network of one lane."""
+    return QNetwork(config(**changes), Sizes(D, C, N), [seed], torch.device("cpu"))
+
+
+def one_lane(obs: Observation) -> Observation:
+    """Add the dimension for lanes in front."""
+    return Observation(*(tensor[None] for tensor in obs.tensors()), full=obs.full)
 
 
 def observation(sets: int = 2, visible: int = 5, features: int = D, length: int = 4) -> Observation:
+    """Rounds of one agent, without the dimension for lanes."""
     draw = generator(1, "fake-observation")
     return Observation(
         clients=torch.randn(sets, visible, features, generator=draw),
@@ -49,7 +54,8 @@ def observation(sets: int = 2, visible: int = 5, features: int = D, length: int 
 
 
 def selector(seed: int = 0, **changes: Any) -> GlimpseSelector:
-    return GlimpseSelector(config(**changes), sketch_dim=D, num_classes=C, seed=seed)
+    sizes = {"sketch_dim": D, "num_classes": C, "num_clients": N}
+    return GlimpseSelector(config(**changes), **sizes, seed=seed)
 
 
 def view(round_num: int, visible: int = 5, clients: int = 12, dim: int = D) -> View:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedglimpse.agent.explore import Ask, best_slots, epsilon, pick, pick_each
+from fedglimpse.agent.explore import best_slots, epsilon, pick
 
 Q = torch.tensor([0.1, 0.9, 0.5, 0.7, 0.3, 0.2])
 
@@ -17,22 +17,6 @@ def seeded(seed: int) -> torch.Generator:
 )
 def test_epsilon_schedule(step: int, value: float) -> None:
     assert epsilon(step, 0.005, 0.1) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("rule", ["all", "partial"])
-def test_picks_of_several_lanes_are_those_of_each(rule: str) -> None:
-    draw = seeded(5)
-    scores = [torch.randint(0, 6, (1 + i % 9,), generator=draw).float() for i in range(60)]
-    scores[3][0] = torch.nan
-    asked = [Ask(q, 1 + i % 6, 0.1 * (i % 11), seeded(i)) for i, q in enumerate(scores)]
-    behaviours = set()
-    for i, (one, found) in enumerate(zip(asked, pick_each(asked, rule, 2), strict=True)):
-        alone = pick(one.scores, one.k, one.eps, rule, 2, seeded(i))
-        assert found.slots.tolist() == alone.slots.tolist()
-        assert found[1:] == alone[1:]
-        behaviours.add(found.behaviour)
-    assert len(behaviours) == 2
-    assert pick_each([], rule, 2) == []
 
 
 def test_greedy_takes_the_best() -> None:

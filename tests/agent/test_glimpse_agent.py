@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rl_fakes import C, D, config, outcome, play, selector, view
+from rl_fakes import SMALL, C, D, N, config, outcome, play, selector, view
 
 from fedglimpse.agent.config import PRESETS, AgentConfig
+from fedglimpse.agent.inputs import standardised
 from fedglimpse.errors import UserError
 from fedglimpse.methods.glimpse import GlimpseSelector
 from mistakes import mistake
 
+STORED = Path(__file__).parent / "stored"
+CHANGED = ("input", "q_output", "aux_weight", "heads", "identity", "reward")
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"input": "abs", "standardise": False, "normalise_history": False},
@@ -42,7 +46,8 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_every_variant_runs_on_ragged_sets_and_learns(changes: dict[str, Any]) -> None:
     agent = selector(**changes)
-    before = [p.detach().clone() for p in agent.agent.net.parameters()]
+    learner = agent.agents.learner
+    before = [parameter.detach().clone() for parameter in learner.parameters]
     said = play(agent, range(24), k=3, ragged=True)
     for round_num, (slots, info, metrics) in enumerate(said):
         visible = 1 + round_num % 7
@@ -52,9 +57,9 @@ def test_every_variant_runs_on_ragged_sets_and_learns(changes: dict[str, Any]) -
         assert all(torch.isfinite(torch.tensor(list(metrics.values()))))
     assert "td_loss" not in said[0][2]
     assert "td_loss" in said[-1][2]
-    after = list(agent.agent.net.parameters())
-    moved = sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert moved >= len(after) - 2
+    pairs = zip(before, learner.parameters, strict=True)
+    moved = sum(not torch.equal(old, new) for old, new in pairs)
+    assert moved >= len(before) - 2
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -97,12 +102,10 @@ def test_one_visible_client() -> None:
 def test_history_is_not_constant_after_three_rounds() -> None:
     agent = selector()
     play(agent, range(3))
-    sketches, mask = agent.agent.history.window()
-    shown = agent.agent.scale(sketches[mask])
+    sketches, exist = agent.agents.history.window()
+    shown = standardised(sketches, *agent.agents.scale.numbers())[exist]
     assert len(shown) == 3
     assert shown.std(dim=0).min() > 0.1
-    batch = agent.agent.replay.gather(agent.agent.replay.starts())
-    assert batch.next_obs.history[0].std(dim=0).max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -114,8 +117,7 @@ def test_saved_and_reloaded_agent_acts_and_learns_identically(changes: dict[str,
     second = selector(seed=0, **changes)
     second.load_state_dict(through_a_file(first.state_dict()))
     assert play(second, range(20, 30), ragged=True) == play(first, range(20, 30), ragged=True)
-    weights = [a.agent.learner.target.state_dict() for a in (first, second)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert torch.equal(*(agent.agents.learner.target.rows for agent in (first, second)))
 
 
 def test_same_seed_same_run_and_no_global_randomness() -> None:
@@ -128,49 +130,40 @@ def test_same_seed_same_run_and_no_global_randomness() -> None:
 
 def test_frozen_agents_are_greedy_and_do_not_change() -> None:
     agent = selector(frozen=True)
-    before = {name: w.clone() for name, w in agent.agent.net.state_dict().items()}
+    before = agent.agents.learner.online.rows.clone()
     said = play(agent, range(15))
     assert {info["behaviour"] for _, info, _ in said} == {"greedy"}
     assert all(slots == top_two(info["q"]) for slots, info, _ in said)
-    assert all(torch.equal(before[n], w) for n, w in agent.agent.net.state_dict().items())
+    assert torch.equal(before, agent.agents.learner.online.rows)
 
 
 def top_two(q: list[float]) -> list[int]:
     return sorted(range(len(q)), key=lambda slot: -q[slot])[:2]
 
 
-def test_new_clients_may_join_at_any_time() -> None:
-    agent = selector()
-    play(agent, range(12))
-    table = agent.agent.net.identity
-    rows = len(table.weight)
-    seen = view(12)
-    seen = replace(seen, ids=torch.tensor([1, 2, 3, 4, 700]))
-    choice = agent.select(seen, 2)
-    agent.feedback(outcome(seen, choice.slots))
-    assert len(table.weight) == 1024 > rows
-    assert len(agent.agent.learner.target.identity.weight) == 1024
-    moments = agent.agent.learner.optimizer.state[table.weight]["exp_avg"]
-    assert moments.shape == table.weight.shape
-    play(agent, range(13, 20))
-    fresh = selector()
-    fresh.load_state_dict(through_a_file(agent.state_dict()))
-    assert play(fresh, range(20, 24)) == play(agent, range(20, 24))
+def identities(agent: GlimpseSelector) -> torch.Tensor:
+    """The identity table of the online network `[N, d_emb]`."""
+    return agent.agents.learner.online.lane_weights(agent.lane)["identity.weight"]
+
+
+def of_federation(num_clients: int, seed: int = 0) -> GlimpseSelector:
+    sizes = {"sketch_dim": D, "num_classes": C, "num_clients": num_clients}
+    return GlimpseSelector(config(), **sizes, seed=seed)
 
 
 def test_unseen_identities_are_not_touched_by_weight_decay() -> None:
     spared, decayed = selector(), selector(identity_decay=True)
     for agent, same in ((spared, True), (decayed, False)):
-        before = agent.agent.net.identity.weight[100].detach().clone()
+        before = identities(agent)[30].clone()
         play(agent, range(12))
-        assert torch.equal(agent.agent.net.identity.weight[100], before) is same
+        assert torch.equal(identities(agent)[30], before) is same
 
 
 def test_a_client_whose_update_was_lost_does_not_count_as_chosen() -> None:
     agent, seen = selector(), view(0)
     choice = agent.select(seen, 3)
     agent.feedback(outcome(seen, choice.slots[:1]))
-    chosen = agent.agent.replay.state_dict()["rows"]["chosen"][0]
+    chosen = agent.agents.memory.rows["chosen"][0, 0]
     assert chosen.nonzero().flatten().tolist() == choice.slots[:1].tolist()
 
 
@@ -189,24 +182,44 @@ def test_a_missing_histogram_is_no_error() -> None:
     assert metrics["td_loss"] > 0
 
 
-def test_a_policy_warm_starts_a_run_with_other_clients() -> None:
-    trained = selector()
+@pytest.mark.parametrize("clients", [12, 25, 60])
+def test_a_policy_warm_starts_a_federation_of_another_size(clients: int) -> None:
+    trained = of_federation(25)
     play(trained, range(20))
     policy = through_a_file(trained.policy())
-    known = policy["known_ids"]
-    assert known == 12
-    other = selector(seed=9)
-    own = other.agent.net.identity.weight.detach().clone()
+    other = of_federation(clients, seed=9)
+    fresh, taken = identities(other), identities(trained)
     other.load_policy(policy, frozen=True)
-    theirs, ours = trained.agent.net.identity.weight, other.agent.net.identity.weight
-    assert torch.equal(ours[:known], theirs[:known])
-    assert torch.equal(ours[known:], own[known:])
-    assert torch.equal(other.agent.learner.target.identity.weight, ours)
+    both = min(clients, 25)
+    assert torch.equal(identities(other)[:both], taken[:both])
+    assert torch.equal(identities(other)[both:], fresh[both:])
+    assert torch.equal(other.agents.learner.target.rows, other.agents.learner.online.rows)
     assert other.epsilon == 0.0
-    with torch.no_grad():
-        trained.frozen = True
-        trained.agent.history, trained.agent.scale = other.agent.history, other.agent.scale
-        assert trained.select(view(50), 2).info["q"] == other.select(view(50), 2).info["q"]
+    unbiased = of_federation(25)
+    unbiased.load_policy(policy, frozen=True)
+    assert unbiased.select(view(50), 2).info["q"] == other.select(view(50), 2).info["q"]
+
+
+@pytest.mark.parametrize("name", ["table", "released", "tuned"])
+def test_policies_of_earlier_versions_give_the_same_q(name: str) -> None:
+    """`stored/` holds policies and Q-values of five rounds, both of the code before lanes."""
+    stored = torch.load(STORED / f"policy_{name}.pt", weights_only=True)
+    settings = {k: v for k, v in stored["policy"]["agent"].items() if k in SMALL or k in CHANGED}
+    agent = selector(seed=9, **settings)
+    agent.load_policy(stored["policy"], frozen=True)
+    for i in range(5):
+        seen = view(40 + i)
+        choice = agent.select(seen, 2)
+        assert agent._pending is not None
+        torch.testing.assert_close(agent._pending[2].scores, stored["q"][i])
+        agent.feedback(outcome(seen, choice.slots))
+
+
+def test_a_policy_with_a_retired_architecture_is_refused() -> None:
+    policy = selector().policy()
+    policy["agent"]["encoder"] = "mlp"
+    with mistake("agent.encoder"):
+        selector().load_policy(policy)
 
 
 def test_a_warm_start_goes_on_learning_and_exploring_where_it_stopped() -> None:
@@ -238,7 +251,7 @@ def test_a_policy_of_another_sketch_size_or_class_count_is_refused() -> None:
     for sizes, word in (({"sketch_dim": 7, "num_classes": C}, r"sketch\.size"),
                         ({"sketch_dim": D, "num_classes": 4}, "a Q for each of")):  # fmt: skip
         with pytest.raises(UserError, match=word):
-            GlimpseSelector(settings, **sizes, seed=0).load_policy(policy)
+            GlimpseSelector(settings, **sizes, num_clients=N, seed=0).load_policy(policy)
 
 
 def test_a_policy_loads_with_or_without_the_auxiliary_head() -> None:

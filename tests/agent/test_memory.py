@@ -1,125 +1,169 @@
-"""History, running scale, features and identities."""
+"""A written-out trajectory: returns, windows and wrap-around computed by hand."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import io
 
-import pytest
+import numpy as np
 import torch
-from rl_fakes import D, view
 
-from fedglimpse.agent.history import History, RunningScale
-from fedglimpse.agent.identity import TableIdentity, build_identity
-from fedglimpse.agent.inputs import client_features, zscore
+from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.inputs import Observation
+from fedglimpse.agent.memory import Memory, NextRounds, NStepBatch, Round, Sampled
+from fedglimpse.agent.network import Sizes
 
-
-def test_history_holds_the_last_rounds_newest_last() -> None:
-    history = History(length=2, dim=1)
-    seen = []
-    for t in range(5):
-        history.push(torch.tensor([float(t)]), t)
-        sketches, mask = history.window()
-        seen.append([s if m else None for s, m in zip(sketches[:, 0].tolist(), mask, strict=True)])
-    assert seen == [[None, None, 0], [None, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+REWARDS = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 
 
-def test_looking_twice_at_a_round_counts_once() -> None:
-    history = History(length=2, dim=1)
-    assert history.push(torch.tensor([1.0]), 0)
-    assert history.push(torch.tensor([2.0]), 1)
-    assert not history.push(torch.tensor([5.0]), 1)
-    assert history.window()[0][:, 0].tolist() == [0.0, 1.0, 5.0]
+class OneLane:
+    """The second of two lanes; the first one stays empty."""
+
+    def __init__(self, capacity: int = 10, n_step: int = 3, history: int = 2, classes: int = 0):
+        settings = AgentConfig(
+            buffer=capacity, n_step=n_step, history=history, gamma=0.9, input="grad",
+            q_output="per_class" if classes else "scalar",
+        )  # fmt: skip
+        self.memory = Memory(2, settings, Sizes(1, classes or 2, 99), torch.device("cpu"))
+
+    def add(self, item: Round) -> None:
+        self.memory.add({1: item})
+
+    def starts(self) -> list[int]:
+        return self.memory.starts(1).tolist()
+
+    def sampled(self, entries: list[int]) -> Sampled:
+        where = torch.tensor([entries])
+        oldest = torch.from_numpy(self.memory.oldest)[1:, None]
+        return Sampled(torch.ones_like(where), where, oldest, self.memory.rows["sketch"])
+
+    def gather(self, *entries: int) -> tuple[NStepBatch, NextRounds]:
+        """Return what was seen and what it led to, without the dimension for lanes."""
+        width = int(self.memory.visible.max())
+        sampled = self.sampled(list(entries))
+        batch = self.memory.gather(sampled, width, full=False)
+        later = self.memory.gather_next(sampled, width, full=False)
+        without = NStepBatch(first_lane(batch.obs), *(tensor[0] for tensor in batch[1:]))
+        return without, NextRounds(first_lane(later.obs), later.k[0])
 
 
-def test_running_scale_is_mean_and_population_std() -> None:
-    scale = RunningScale(2)
-    for row in ([1.0, 4.0], [2.0, 4.0], [6.0, 4.0]):
-        scale.add(torch.tensor(row))
-    got = scale(torch.tensor([[3.0, 4.0], [3.0 + 14**0.5 / 3**0.5, 9.0]]))
-    torch.testing.assert_close(got, torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+def first_lane(obs: Observation) -> Observation:
+    return Observation(*(tensor[0] for tensor in obs.tensors()))
 
 
-def test_running_scale_survives_large_offsets_and_cuts_outliers() -> None:
-    scale = RunningScale(1)
-    for step in range(100):
-        scale.add(torch.tensor([1e4 + step % 2]))
-    assert scale(torch.tensor([1e4 + 1.0])).item() == pytest.approx(1.0, abs=1e-3)
-    assert scale(torch.tensor([2e4])).item() == 10.0
+def entry(t: int, visible: int = 2, rewards: int = 1) -> Round:
+    return Round(
+        clients=torch.full((visible, 1), float(t)),
+        ids=torch.arange(visible) + t,
+        chosen=torch.arange(visible) == 0,
+        sketch=torch.tensor([10.0 * t]),
+        reward=torch.full((rewards,), REWARDS[t % len(REWARDS)]),
+        histogram=torch.full((2,), torch.nan),
+        k=1 + t,
+    )
 
 
-def test_running_scale_is_bit_for_bit_welford_in_float64() -> None:
-    draw, scale = torch.Generator().manual_seed(2), RunningScale(33)
-    mean, squares = torch.zeros(2, 33, dtype=torch.float64)
-    for count in range(1, 40):
-        sketch = torch.randn(33, generator=draw) * 3 + 1
-        sketch[5] = 4.0  # never varies
-        scale.add(sketch)
-        before = sketch.double() - mean
-        mean = mean + before / count
-        squares = squares + before * (sketch.double() - mean)
-        std = (squares / count).sqrt()
-        factor = torch.where(std > 1e-12, 1.0 / std.clamp_min(1e-12), 0.0).float()
-        assert torch.equal(scale.numbers()[0], mean.float())
-        assert torch.equal(scale.numbers()[1], factor)
-    assert factor[5] == 0.0
+def filled(rounds: int, store: OneLane) -> OneLane:
+    for t in range(rounds):
+        store.add(entry(t))
+    return store
 
 
-def test_a_scale_goes_on_where_it_was_saved() -> None:
-    one, other = (RunningScale(3) for _ in range(2))
-    rows = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-    for row in rows[:5]:
-        one.add(row)
-    other.load_state_dict(one.state_dict())
-    for row in rows[5:]:
-        one.add(row)
-        other.add(row)
-    assert torch.equal(one(rows), other(rows))
+def test_three_step_return_by_hand() -> None:
+    batch, later = filled(7, OneLane()).gather(0, 3)
+    # 1 + .9 * 2 + .81 * 3 = 5.23 and 4 + .9 * 5 + .81 * 6 = 13.36
+    torch.testing.assert_close(batch.returns, torch.tensor([5.23, 13.36]))
+    assert later.obs.clients[:, 0, 0].tolist() == [3.0, 6.0]
+    assert later.k.tolist() == [4, 7]
+    assert batch.chosen.tolist() == [[True, False]] * 2
 
 
-def test_zscore_by_hand_and_constant_columns() -> None:
-    rows = torch.tensor([[1.0, 0.1], [2.0, 0.1], [3.0, 0.1]])
-    wanted = torch.tensor([[-1.2247449, 0.0], [0.0, 0.0], [1.2247449, 0.0]])
-    torch.testing.assert_close(zscore(rows), wanted)
-    assert zscore(torch.tensor([[0.3, 7.0]])).tolist() == [[0.0, 0.0]]
+def test_a_transition_needs_the_round_n_later() -> None:
+    assert filled(3, OneLane()).starts() == []
+    assert filled(4, OneLane()).starts() == [0]
+    assert filled(7, OneLane()).starts() == [0, 1, 2, 3]
 
 
-def test_features_of_every_input() -> None:
-    seen = view(0)
-    assert client_features(seen, "grad", False).equal(seen.reports["delta_sketch"])
-    assert client_features(seen, "abs", False).equal(seen.reports["sketch"])
-    scalars = client_features(seen, "scalar", False)
-    assert scalars[:, 2].tolist() == seen.sizes.tolist()
-    assert scalars.shape == (5, 3)
+def test_wrap_around_by_hand() -> None:
+    replay = filled(8, OneLane(capacity=6))  # entries 0 and 1 are overwritten
+    assert replay.starts() == [2, 3, 4]
+    batch, later = replay.gather(2, 3)
+    # 3 + .9 * 4 + .81 * 5 = 10.65 and 4 + .9 * 5 + .81 * 6 = 13.36
+    torch.testing.assert_close(batch.returns, torch.tensor([10.65, 13.36]))
+    assert batch.obs.history_mask.tolist() == [[False, False, True], [False, True, True]]
+    assert later.obs.history[:, :, 0].tolist() == [[30.0, 40.0, 50.0], [40.0, 50.0, 60.0]]
+    assert later.obs.history_mask.all()
 
 
-def test_a_client_that_diverged_does_not_spoil_the_others() -> None:
-    seen = view(0)
-    broken = seen.reports["delta_sketch"].clone()
-    broken[2] = torch.tensor([torch.nan, torch.inf, *[1.0] * (D - 2)])
-    rows = client_features(replace(seen, reports={"delta_sketch": broken}), "grad", True)
-    assert rows.isfinite().all()
+def test_history_window_is_shorter_at_the_start() -> None:
+    obs = filled(5, OneLane(n_step=1)).gather(0, 1, 3)[0].obs
+    assert obs.history_mask.tolist() == [
+        [False, False, True],
+        [False, True, True],
+        [True, True, True],
+    ]
+    assert obs.history[2, :, 0].tolist() == [10.0, 20.0, 30.0]
 
 
-def test_a_table_grows_and_keeps_what_it_knew() -> None:
-    table = TableIdentity(4, seed=0, rows=8)
-    parameter, before = table.weight, table.weight.detach().clone()
-    assert not table.grow(8)
-    assert table.grow(20)
-    assert len(table.weight) == 32
-    assert table.weight is parameter
-    assert torch.equal(table.weight[:8], before)
-    assert table(torch.tensor([[31]])).shape == (1, 1, 4)
+def test_a_round_without_any_used_update_is_no_action() -> None:
+    replay = OneLane(n_step=1)
+    for t in range(4):
+        item = entry(t)
+        replay.add(item._replace(chosen=item.chosen & (t != 1)))
+    assert replay.starts() == [0, 2]
 
 
-def test_fresh_rows_do_not_depend_on_when_the_table_grew() -> None:
-    late, early = TableIdentity(4, seed=5, rows=8), TableIdentity(4, seed=5, rows=256)
-    for rows in (9, 40, 200):
-        late.grow(rows)
-    assert torch.equal(late.weight, early.weight)
-    assert not torch.equal(TableIdentity(4, seed=6).weight, TableIdentity(4, seed=5).weight)
+def test_larger_visible_sets_widen_the_store_keeping_what_was_there() -> None:
+    replay = OneLane(n_step=1)
+    for t, visible in enumerate([1, 2, 7, 3, 1]):
+        replay.add(entry(t, visible=visible))
+    batch, later = replay.gather(0, 1)
+    assert batch.obs.mask[:, :2].tolist() == [[True, False], [True, True]]
+    assert not batch.obs.mask[:, 2:].any()
+    assert later.obs.mask.sum(dim=1).tolist() == [2, 7]
+    assert later.obs.clients[1, :, 0].tolist() == [2.0] * 7
+    assert replay.memory.visible_at(1, np.array([0, 2, 4])).tolist() == [1, 7, 1]
 
 
-def test_no_identity_has_no_width() -> None:
-    none = build_identity("none", 8, 0)
-    assert none(torch.tensor([[1, 2]])).shape == (1, 2, 0)
-    assert not list(none.parameters())
+def test_an_overwritten_row_keeps_nothing_of_the_old_set() -> None:
+    replay = OneLane(capacity=3, n_step=1, history=1)
+    for t, visible in enumerate([4, 4, 4, 1, 1, 1]):
+        replay.add(entry(t, visible=visible))
+    batch, _ = replay.gather(3)
+    assert batch.obs.mask.sum().item() == 1
+    assert replay.memory.state_dict(1)["rows"]["ids"][:, 1:].sum() == 0
+
+
+def test_per_class_returns() -> None:
+    replay = OneLane(classes=2, n_step=2)
+    for t in range(3):
+        item = entry(t, rewards=2)
+        replay.add(item._replace(reward=torch.tensor([1.0, 10.0 * t])))
+    returns = replay.gather(0)[0].returns
+    torch.testing.assert_close(returns, torch.tensor([[1.9, 9.0]]))
+
+
+def test_lanes_remember_their_own_rounds() -> None:
+    store = OneLane(n_step=1)
+    store.memory.add({0: entry(5), 1: entry(0)})
+    store.memory.add({0: entry(6)})
+    store.memory.add({1: entry(1), 0: entry(3)})
+    assert store.memory.count.tolist() == [3, 2]
+    assert store.memory.rows["k"][:, :3].tolist() == [[6, 7, 4], [1, 2, 0]]
+
+
+def test_state_of_a_lane_round_trips_through_a_file() -> None:
+    replay = filled(7, OneLane(capacity=6))
+    replay.add(entry(0, visible=20))  # wider than a new store
+    file = io.BytesIO()
+    torch.save(replay.memory.state_dict(1), file)
+    file.seek(0)
+    again = OneLane(capacity=6)
+    again.memory.load_state_dict(1, torch.load(file, weights_only=True))
+    for t in range(3):
+        replay.add(entry(t))
+        again.add(entry(t))
+    assert replay.starts() == again.starts()
+    ours, theirs = (store.gather(*store.starts())[0] for store in (replay, again))
+    assert torch.equal(ours.returns, theirs.returns)
+    assert all(torch.equal(a, b) for a, b in zip(ours.obs[:5], theirs.obs[:5], strict=True))
+    assert again.memory.count.tolist() == [0, 11]

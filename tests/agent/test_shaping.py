@@ -57,8 +57,8 @@ def test_the_agent_remembers_changes() -> None:
     plain, shaped = selector(), selector(reward="change")
     for agent in (plain, shaped):
         play(agent, range(6))
-    level = plain.agent.replay.rows["reward"][:6, 0]
-    change = shaped.agent.replay.rows["reward"][:6, 0]
+    level = plain.agents.memory.rows["reward"][0, :6, 0]
+    change = shaped.agents.memory.rows["reward"][0, :6, 0]
     before = torch.cat([torch.zeros(1), level[:-1]])
     assert torch.allclose(change, (level - before) / (1 - 0.9), atol=1e-5)
 
@@ -69,5 +69,5 @@ def test_a_reloaded_agent_knows_the_last_reward() -> None:
     second.load_state_dict(first.state_dict())
     for agent in (first, second):
         play(agent, range(4, 6))
-    rows = [agent.agent.replay.rows["reward"][:6] for agent in (first, second)]
+    rows = [agent.agents.memory.rows["reward"][0, :6] for agent in (first, second)]
     assert torch.equal(*rows)

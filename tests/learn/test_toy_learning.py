@@ -26,7 +26,13 @@ def _one_thread() -> Iterator[None]:
 
 def greedy_share(world: ShuffledLabels | OldCue, settings: AgentConfig, rounds: int) -> float:
     """Train for `rounds`, then return the share of wrong picks in 60 greedy rounds."""
-    agent = GlimpseSelector(settings, sketch_dim=world.sketch_dim, num_classes=2, seed=world.seed)
+    agent = GlimpseSelector(
+        settings,
+        sketch_dim=world.sketch_dim,
+        num_classes=2,
+        num_clients=world.clients,
+        seed=world.seed,
+    )
     play(world, agent, range(rounds), k=3)
     agent.frozen = True
     shares = play(world, agent, range(rounds, rounds + 60), k=3)
@@ -45,7 +51,7 @@ def test_random_choice_takes_useless_clients_half_of_the_time() -> None:
     settings = AgentConfig(d_token=8, epsilon_decay=0.0, updates_per_round=0)
     for seed in range(2):
         world = ShuffledLabels(seed)
-        agent = GlimpseSelector(settings, sketch_dim=16, num_classes=2, seed=seed)
+        agent = GlimpseSelector(settings, sketch_dim=16, num_classes=2, num_clients=40, seed=seed)
         shares = play(world, agent, range(150), k=3)
         assert 0.42 < sum(shares) / len(shares) < 0.58
 

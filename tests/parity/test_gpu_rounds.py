@@ -19,7 +19,7 @@ from fedglimpse.config.loading import resolve
 from fedglimpse.data import sources
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.state import Layout
-from fedglimpse.methods.glimpse import GlimpseSelector, GlimpseTeam
+from fedglimpse.methods.glimpse import GlimpseSelector
 from fedglimpse.runs.experiment import run
 from fedglimpse.runs.rounds import run_round, selectors_of
 from fedglimpse.simulation.evaluation import Evaluator, on_its_way
@@ -81,10 +81,15 @@ def test_learning_beside_training_gives_the_same_records(
 @pytest.mark.parametrize("changes", [{}, {"q_output": "per_class", "aux_weight": 0.15}], ids=str)
 def test_a_team_learns_the_same_on_both_devices(changes: dict[str, Any]) -> None:
     teams = [
-        GlimpseTeam(
+        GlimpseSelector.group(
             [
                 GlimpseSelector(
-                    config(**changes), sketch_dim=D, num_classes=C, seed=seed, device=device
+                    config(**changes),
+                    sketch_dim=D,
+                    num_classes=C,
+                    num_clients=40,
+                    seed=seed,
+                    device=device,
                 )
                 for seed in range(3)
             ]

@@ -13,6 +13,7 @@ from fedglimpse import run
 from fedglimpse.agent.policy import write_policy
 from fedglimpse.config.loading import resolve
 from fedglimpse.config.schema import Config
+from fedglimpse.methods.glimpse import GlimpseSelector
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.pretrain import Taught, exploring, held_out, teach
 from fedglimpse.runs.rounds import run_round
@@ -67,10 +68,13 @@ def test_exploring_runs_select_at_random_and_forget_nothing() -> None:
     world = build_world(config)
     records = [record for _ in range(14) for record in run_round(world, False)]
     assert {record["behaviour"] for record in records} == {"explore"}
-    agent = world.lanes[0].method.selector.agent  # type: ignore[attr-defined]
-    assert (agent.replay.count, agent.replay.oldest) == (14, 0)
-    highest = agent.replay.rows["clients"][:14, :6, 2].argmax(1)  # by loss
-    taken = agent.replay.rows["chosen"][torch.arange(14), highest].float().mean()
+    selector = world.lanes[0].method.selector
+    assert isinstance(selector, GlimpseSelector)
+    memory = selector.agents.memory
+    lane = selector.lane
+    assert (memory.count[lane], memory.oldest[lane]) == (14, 0)
+    highest = memory.rows["clients"][lane, :14, :6, 2].argmax(1)  # by loss
+    taken = memory.rows["chosen"][lane, torch.arange(14), highest].float().mean()
     assert taken < 0.8  # at random 1 / 3; with the lean 1
 
 

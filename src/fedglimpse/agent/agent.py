@@ -1,235 +1,365 @@
-"""The agent: eyes (history, scales), mind (two Q-networks) and memory (replay) put together."""
+"""The agents of R lanes: what they see (history, scales), their networks and their memory.
+
+One agent is the case R = 1. Agents choose and learn together in one pass over all lanes, on a GPU
+replayed from a recording; the state of a lane is a slice that can be saved and loaded by itself.
+Who shares a pass may change the last bits of a Q-value; the same lanes give the same numbers again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.agent import policy as policies
-from fedglimpse.agent.attention import entropy
-from fedglimpse.agent.config import NUMBERS, AgentConfig
+from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.cuda_graph import Graphed
 from fedglimpse.agent.flops import forward_flops, update_flops
-from fedglimpse.agent.history import History, RunningScale
-from fedglimpse.agent.identity import TableIdentity
-from fedglimpse.agent.inputs import Observation, client_features, finite
-from fedglimpse.agent.learner import Batch, DoubleDQN, class_scores
-from fedglimpse.agent.memory import Replay
-from fedglimpse.agent.network import QNetwork
+from fedglimpse.agent.inputs import (
+    History,
+    Observation,
+    RunningScale,
+    features_of,
+    finite,
+    standardised,
+)
+from fedglimpse.agent.learner import AgentLearner, class_scores
+from fedglimpse.agent.memory import Memory, Round, Sampled
+from fedglimpse.agent.network import Sizes
 from fedglimpse.types import View
 
-_PARTS = ("learner", "replay", "history", "scale")  # what a saved agent consists of
 
+class ScoredView(NamedTuple):
+    """What the agent of a lane makes of a view."""
 
-class Glance(NamedTuple):
-    """What the agent makes of a view."""
-
-    clients: Tensor  # [V, F] features as the network read them
+    features: Tensor  # [V, F] of the clients, as the network read them
     sketch: Tensor  # [D] of the global model
     scores: Tensor  # [V] Q, on the CPU
-    mean: float  # of the scores
-    entropy: float | None  # of the cross-attention, None without one
+    attention: Tensor | None  # [h, H+1, V] weights of the cross-attention, newest model last
+    entropy: float | None  # of these weights, in nats
     flops: int
-    attention: Tensor | None  # [h, H+1, V] weights of every head, newest model last
 
 
-class Lesson(NamedTuple):
-    """What an agent did to its networks in one round."""
+class LearningResult(NamedTuple):
+    """What learning in one round of a lane came to."""
 
     td_loss: float | None  # mean over the mini-batches, None before learning starts
     flops: int
 
 
-class Agent:
-    """Scores visible clients and learns from rounds; knows nothing about how sets are picked."""
+class LearningTask(NamedTuple):
+    """What one round of learning works on, besides memory and networks."""
+
+    entries: Tensor  # [R, m * B] where the transitions of m mini-batches begin
+    weights: Tensor  # [R, m * B] of a transition in its mini-batch's mean; 0: padding
+    active: Tensor  # [R, 1] 1 for lanes that learn
+    oldest: Tensor  # [R, 1] number of the oldest round that is still remembered
+    mean: Tensor  # [R, D] by which sketches of global models are standardised
+    factor: Tensor  # [R, D]
+
+
+class Agents:
+    """Score visible clients and learn from rounds; know nothing about how sets are picked."""
 
     def __init__(
-        self, config: AgentConfig, *, sketch_dim: int, num_classes: int, seed: int, device: str
+        self, config: AgentConfig, sizes: Sizes, seeds: Sequence[int], device: torch.device
     ) -> None:
         """Start without experience (Algorithm 1, lines 2-4).
 
         Args:
-            config: every choice of the agent.
-            sketch_dim: D, floats of a client's and of the global sketch.
-            num_classes: C.
-            seed: of the run.
-            device: where the networks live; memories stay on the CPU.
+            config: every choice of the agents.
+            sizes: of what they see.
+            seeds: of the lanes.
+            device: where networks and memory live.
         """
-        self.config, self.seed, self.device = config, seed, torch.device(device)
-        self.known = 0  # ids below this one have been seen
-        self._sizes = {"sketch_dim": sketch_dim, "num_classes": num_classes}
-        features = sketch_dim if config.reads_sketches else 1 + len(NUMBERS[config.input])
-        outputs = num_classes if config.q_output == "per_class" else 1
-        self.shape = {"features": features, "sketch_dim": sketch_dim, "outputs": outputs}
+        self.config, self.sizes = config, sizes
+        self.seeds, self.device = list(seeds), device
+        self.lanes = len(self.seeds)
+        self.learner = AgentLearner(config, sizes, seeds, device)
+        self.memory = Memory(self.lanes, config, sizes, device)
+        self.history = History(self.lanes, config.history, sizes.sketch_dim)
+        self.scale = RunningScale(self.lanes, sizes.sketch_dim)
         self._flops: dict[tuple[int, int], int] = {}
-        self.net = QNetwork(config, features=features, seed=seed, **self._sizes).to(self.device)
-        self.learner = build_learner(self.net, config)
-        self.history = History(config.history, sketch_dim)
-        self.scale = RunningScale(sketch_dim)
-        self.replay = Replay(
-            config.buffer,
-            features=features,
-            rewards=outputs,
-            history=config.history,
-            n_step=config.n_step,
-            gamma=config.gamma,
-            **self._sizes,
+        on_gpu = device.type == "cuda"
+        self._recorded_q: Graphed[tuple[Tensor, Tensor | None]] | None = (
+            Graphed() if on_gpu else None
+        )
+        self._recorded_learning: Graphed[Tensor] | None = Graphed() if on_gpu else None
+
+    @classmethod
+    def joined(cls, members: Sequence[tuple[Agents, int]]) -> Agents:
+        """Return agents with these lanes of other agents of the same settings, as copies."""
+        first = members[0][0]
+        seeds = [agents.seeds[lane] for agents, lane in members]
+        joined = cls(first.config, first.sizes, seeds, first.device)
+        for new_lane, (agents, lane) in enumerate(members):
+            joined.load_state_dict(new_lane, agents.state_dict(lane))
+        return joined
+
+    @torch.no_grad()
+    def score(self, views: Sequence[View | None]) -> list[ScoredView | None]:
+        """Take in the views (Algorithm 1, line 7) and score every visible client.
+
+        Args:
+            views: of each lane, None where nobody is seen.
+        """
+        seen = {lane: view for lane, view in enumerate(views) if view is not None}
+        if not seen:
+            return [None] * self.lanes
+        sketches = self._take_in(seen)
+        rows = features_of(list(seen.values()), self.config.input, self.config.standardise)
+        features = dict(zip(seen, rows, strict=True))
+        q, weights = self._q_values(self._observation(seen, features))
+        scores = class_scores(q.squeeze(1), self.config.per_class_score).cpu()  # [R, V]
+        entropies = None
+        if weights is not None:  # [R * h, H+1, V], B being 1
+            weights = weights.view(self.lanes, self.config.heads, *weights.shape[1:]).cpu()
+            entropies = -torch.special.xlogy(weights, weights).sum(dim=2)  # [R, h, V]
+        scored: list[ScoredView | None] = [None] * self.lanes
+        for lane, view in seen.items():
+            count = view.num_visible
+            scored[lane] = ScoredView(
+                features=features[lane],
+                sketch=sketches[lane],
+                scores=scores[lane, :count],
+                attention=None if weights is None else weights[lane, :, :, :count],
+                entropy=None if entropies is None else float(entropies[lane, :, :count].mean()),
+                flops=self.forward_flops(1, count),
+            )
+        return scored
+
+    def _take_in(self, seen: Mapping[int, View]) -> dict[int, Tensor]:
+        """Add the sketches `[D]` of the global models to the histories; returns them by lane."""
+        sketches = {}
+        for lane, view in seen.items():
+            sketch = finite(view.server["global_sketch"].float())
+            if self.history.push(lane, sketch, view.round_num):
+                self.scale.add(lane, sketch)
+            sketches[lane] = sketch
+        return sketches
+
+    def _observation(self, seen: Mapping[int, View], features: Mapping[int, Tensor]) -> Observation:
+        """Put together what the lanes see now, one round each; lanes that see nobody are masked."""
+        width = max(view.num_visible for view in seen.values())
+        if self.device.type == "cuda":
+            width = max(width, self.memory.width)  # the same in most rounds: one recording
+        width_of_features = self.sizes.features(self.config)
+        clients = torch.zeros(self.lanes, width, width_of_features)
+        ids = torch.zeros(self.lanes, width, dtype=torch.int64)
+        mask = torch.zeros(self.lanes, width, dtype=torch.bool)
+        for lane, view in seen.items():
+            count = view.num_visible
+            clients[lane, :count] = features[lane]
+            ids[lane, :count] = view.ids
+            mask[lane, :count] = True
+        history, exists = self.history.window()  # [R, H+1, D], [R, H+1]
+        if self.config.normalise_history:
+            history = standardised(history, *self.scale.numbers())
+        tensors = (clients, ids, mask, history, exists)
+        return Observation(*(tensor.unsqueeze(1).to(self.device) for tensor in tensors))
+
+    def _q_values(self, obs: Observation) -> tuple[Tensor, Tensor | None]:
+        """Return Q and attention weights of the online networks; on a GPU from a recording."""
+        if self._recorded_q is None:
+            q: tuple[Tensor, Tensor | None] = self.learner.online(obs)
+            return q
+        return self._recorded_q(
+            lambda *tensors: self.learner.online(Observation(*tensors)), obs.tensors(), (), key=()
         )
 
-    def take_in(self, view: View, sketch: Tensor) -> None:
-        """Add the sketch `[D]` of the global model to the history; make room for new clients."""
-        if self.history.push(sketch, view.round_num):
-            self.scale.add(sketch)
-        self.make_room(max(view.ids.tolist()) + 1)
+    def remember(self, rounds: Mapping[int, Round]) -> None:
+        """Store finished rounds of some lanes: Algorithm 2, line 1."""
+        if rounds:
+            self.memory.add(rounds)
 
-    def look(self, view: View) -> Glance:
-        """Take in a view (Algorithm 1, line 7) and score every visible client."""
-        sketch = finite(view.server["global_sketch"].float())
-        self.take_in(view, sketch)
-        clients = client_features(view, self.config.input, self.config.standardise)
-        mask = torch.ones(1, view.num_visible, dtype=torch.bool)
-        past, past_mask = self.history.window()
-        if self.config.normalise_history:
-            past = self.scale(past)
-        obs = Observation(clients[None], view.ids[None], mask, past[None], past_mask[None])
-        with torch.no_grad():
-            q, weights = self.net.explain(obs.to(self.device))
-        scores = class_scores(q, self.config.per_class_score)[0].cpu()
-        spread = None if weights is None else float(entropy(weights))
-        flops = self.forward_flops(1, view.num_visible)
-        attention = None if weights is None else weights.cpu()
-        return Glance(clients, sketch, scores, float(scores.mean()), spread, flops, attention)
+    def learn(self, round_nums: Sequence[int | None]) -> list[LearningResult]:
+        """Learn from what is remembered: Algorithm 2, lines 2-5.
 
-    def draw(self, round_num: int) -> Tensor | None:
-        """Draw the transitions of this round's mini-batches `[m, size]`; None: too few yet."""
-        starts, times = self.replay.starts(), self.config.updates_per_round
+        Args:
+            round_nums: the round of each lane that learns, None for others.
+        """
+        drawn: dict[int, np.ndarray[Any, Any]] = {}
+        for lane, round_num in enumerate(round_nums):
+            entries = None if round_num is None else self._draw(lane, round_num)
+            if entries is not None:
+                drawn[lane] = entries
+        results = [LearningResult(None, 0)] * self.lanes
+        if not drawn:
+            return results
+        td_losses = self._learn_from(drawn)
+        for lane, entries in drawn.items():
+            results[lane] = LearningResult(td_losses[lane], self._learning_flops(lane, entries))
+        return results
+
+    def _draw(self, lane: int, round_num: int) -> np.ndarray[Any, Any] | None:
+        """Draw the transitions of a lane's mini-batches `[m, size]`; None: too few yet."""
+        starts, times = self.memory.starts(lane), self.config.updates_per_round
         count = len(starts)
         if count < self.config.learn_start or not times:
             return None
-        size = min(self.config.batch_size, count)
-        orders = rng.shuffles(self.seed, "replay", round_num, times, count)[:, :size]
-        return torch.from_numpy(starts.numpy()[orders.numpy()])
+        orders = rng.shuffles(self.seeds[lane], "replay", round_num, times, count).numpy()
+        drawn: np.ndarray[Any, Any] = starts[orders[:, : self.config.batch_size]]
+        return drawn
 
-    def learn(self, round_num: int) -> Lesson:
-        """Run Algorithm 2 after a round was added to `replay`."""
-        entries = self.draw(round_num)
-        if entries is None:
-            return Lesson(None, 0)
-        times, size = entries.shape
-        joined = self._standardised(self.replay.gather(entries.flatten()))
-        targets = self.learner.targets(joined) if self.config.targets_once else None
-        losses = []
+    def _learn_from(self, drawn: Mapping[int, np.ndarray[Any, Any]]) -> list[float]:
+        """Learn from the drawn transitions; returns the mean TD loss of each lane."""
+        task = self._task(drawn)
+        memory = self.memory
+        if self._recorded_learning is not None:  # recorded once, with the room of every round
+            return self._recorded_learning(
+                lambda *tensors: self._study(LearningTask(*tensors), memory.width, full=False),
+                [tensor.to(self.device) for tensor in task],
+                list(self.learner.changed.values()),
+                key=(memory.rows["clients"],),
+            ).tolist()
+        lows, highs, firsts = [], [], []
+        for lane, entries in drawn.items():
+            both = np.stack([entries, entries + self.config.n_step])
+            visible = memory.visible_at(lane, both)
+            lows.append(visible.min())
+            highs.append(visible.max())
+            firsts.append(entries.min() - self.config.history - memory.oldest[lane])
+        width = int(max(highs))
+        full = len(drawn) == self.lanes and min(lows) == width and min(firsts) >= 0
+        return self._study(task, width, full).tolist()
+
+    def _task(self, drawn: Mapping[int, np.ndarray[Any, Any]]) -> LearningTask:
+        """Put the draws `[m, size]` of all lanes together, padded to full mini-batches."""
+        times, size = self.config.updates_per_round, self.config.batch_size
+        oldest = torch.from_numpy(self.memory.oldest)[:, None]  # [R, 1]
+        entries = oldest[:, None].repeat(1, times, size)
+        weights = torch.zeros(self.lanes, times, size)
+        active = torch.zeros(self.lanes, 1)
+        for lane, lane_entries in drawn.items():
+            count = lane_entries.shape[1]
+            entries[lane, :, :count] = torch.from_numpy(lane_entries)
+            weights[lane, :, :count] = 1 / count
+            active[lane] = 1.0
+        mean, factor = self.scale.numbers()
+        return LearningTask(entries.flatten(1), weights.flatten(1), active, oldest, mean, factor)
+
+    def _study(self, task: LearningTask, width: int, full: bool) -> Tensor:
+        """Take the steps of one round of learning; returns the mean TD loss of lanes `[R]`.
+
+        Args:
+            task: what is learnt from.
+            width: slots of an observation.
+            full: no slot and no past round of any transition is missing.
+        """
+        sketches = self.memory.rows["sketch"]
+        if self.device.type == "cpu":
+            sketches = sketches[:, : int(self.memory.count.max())]  # rows in use
+        if self.config.normalise_history:
+            sketches = standardised(sketches, task.mean, task.factor)
+        lanes = torch.arange(self.lanes, device=self.device)[:, None]
+        sampled = Sampled(lanes, task.entries, task.oldest, sketches)
+        batches = self.memory.gather(sampled, width, full)
+        targets = None
+        if self.config.targets_once:
+            targets = self._targets(sampled, batches.returns, width, full)
+        times, size = self.config.updates_per_round, self.config.batch_size
+        losses = torch.zeros(self.lanes, device=self.device)
         for i in range(times):
             part = slice(i * size, (i + 1) * size)
-            batch = joined.rows(part)
-            extra = self._histogram_loss(batch) if self.config.aux_weight else None
-            y = None if targets is None else targets[part]
-            losses.append(self.learner.update(batch, extra, y))
-        return Lesson(float(torch.stack(losses).mean()), self.lesson_flops(entries))
+            batch = batches.part(part)
+            if targets is None:
+                entries = sampled._replace(entries=sampled.entries[:, part])
+                y = self._targets(entries, batch.returns, width, full)
+            else:
+                y = targets[:, part]
+            losses += self.learner.update(batch, y, task.weights[:, part], task.active)
+        return losses / times
 
-    def lesson_flops(self, entries: Tensor) -> int:
-        """Count what learning from the transitions at `entries` `[m, size]` takes."""
-        replay, sets = self.replay, entries.numel()
-        now = self.forward_flops(sets, replay.most_visible(entries))
-        later = self.forward_flops(sets, replay.most_visible(entries, replay.n_step))
+    def _targets(self, sampled: Sampled, returns: Tensor, width: int, full: bool) -> Tensor:
+        """Return y of transitions `[R, B]` or `[R, B, C]`, Eq. (multistep_target).
+
+        What several draws of one transition lead to is valued once, but not on a GPU: within a
+        recording the number of different ones must not change.
+        """
+        if self.device.type == "cuda":
+            future = self.learner.future(self.memory.gather_next(sampled, width, full))
+        else:
+            once, places = distinct(sampled.entries)
+            later = self.memory.gather_next(sampled._replace(entries=once), width, full)
+            values = self.learner.future(later)  # [R, U] or [R, U, C]
+            future = torch.stack([row[where] for row, where in zip(values, places, strict=True)])
+        return returns + self.config.gamma**self.config.n_step * future
+
+    def _learning_flops(self, lane: int, entries: np.ndarray[Any, Any]) -> int:
+        """Count what learning from the transitions of a lane at `entries` `[m, size]` takes."""
+        memory, sets = self.memory, entries.size
+        visible_now = memory.visible_at(lane, entries).max()
+        visible_later = memory.visible_at(lane, entries + self.config.n_step).max()
+        now = self.forward_flops(sets, int(visible_now))
+        later = self.forward_flops(sets, int(visible_later))
         return update_flops(now, later)
-
-    def _standardised(self, batch: Batch) -> Batch:
-        """Standardise the histories as of now and bring the tensors to the networks."""
-        moved = {
-            name: value.to(self.device)
-            for name, value in batch._asdict().items()
-            if isinstance(value, Tensor)
-        }
-        obs, later = batch.obs.to(self.device), batch.next_obs.to(self.device)
-        batch = batch._replace(obs=obs, next_obs=later, **moved)
-        if not self.config.normalise_history:
-            return batch
-        obs, later = (
-            o._replace(history=self.scale(o.history)) for o in (batch.obs, batch.next_obs)
-        )
-        return batch._replace(obs=obs, next_obs=later)
-
-    def _histogram_loss(self, batch: Batch) -> Tensor:
-        """Return the auxiliary loss of the release; rounds without a histogram do not count."""
-        assert batch.histogram is not None
-        known = batch.histogram.isfinite().all(dim=1)
-        wanted = batch.histogram[known]
-        if not len(wanted):
-            return torch.zeros((), device=self.device)
-        loss = F.l1_loss(self.net.histogram(batch.obs)[known], wanted)
-        return self.config.aux_weight * loss
-
-    def make_room(self, rows: int) -> None:
-        """Let the identity tables know clients up to id `rows` - 1."""
-        if rows > self.known:
-            self.known = rows
-            self.grow_tables(rows)
-
-    def grow_tables(self, rows: int) -> None:
-        """Give the identity tables at least so many rows."""
-        if self.net.identity.grow(rows):
-            self.learner.target.identity.grow(rows)
-            self.learner.fit_optimizer()
-
-    @property
-    def table_rows(self) -> int:
-        """Rows of the identity table; 0 where it does not grow."""
-        return len(self.net.identity.weight) if isinstance(self.net.identity, TableIdentity) else 0
 
     def forward_flops(self, sets: int, visible: int) -> int:
         """Count one pass over visible sets of a size; each size is counted once."""
         if (sets, visible) not in self._flops:
-            count = forward_flops(self.config, sets=sets, visible=visible, **self.shape)
-            self._flops[sets, visible] = count
+            self._flops[sets, visible] = forward_flops(
+                self.config,
+                features=self.sizes.features(self.config),
+                sketch_dim=self.sizes.sketch_dim,
+                outputs=self.sizes.outputs(self.config),
+                sets=sets,
+                visible=visible,
+            )
         return self._flops[sets, visible]
 
-    def policy(self) -> dict[str, Any]:
-        """Return the artefact another run can load."""
-        packed = policies.pack(self.net, self.config, self._sizes, self.known)
-        return packed | {"scale": self.scale.state_dict()}
+    def policy(self, lane: int) -> dict[str, Any]:
+        """Return the artefact of a lane that another run can load."""
+        weights = self.learner.online.lane_weights(lane)
+        packed = policies.pack(weights, self.config, self.sizes)
+        return packed | {"scale": self.scale.state_dict(lane)}
 
-    def load_policy(self, policy: dict[str, Any], keep_scale: bool = False) -> None:
-        """Take over a policy's network, for both the online and the target network.
+    def load_policy(self, lane: int, policy: dict[str, Any], keep_scale: bool = False) -> None:
+        """Take over a policy's network, for both the online and the target network of a lane.
 
         Args:
+            lane: that starts with the policy.
             policy: of `policy()`.
             keep_scale: also take over the statistics of the global sketches; right only where
                 this run continues the same model. Otherwise the run measures its own.
         """
-        policies.check(policy, self.config, self._sizes)
-        policies.unpack(policy, self.net)
-        self.known = max(self.known, policy["known_ids"])
-        self.learner = build_learner(self.net, self.config)
+        policies.check(policy, self.config, self.sizes)
+        fresh = self.learner.online.lane_weights(lane)
+        self.learner.start_from(lane, policies.fitted(policy, fresh))
         if keep_scale:
-            self.scale.load_state_dict(policy["scale"])
+            self.scale.load_state_dict(lane, policy["scale"])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue: tensors and plain values, copied."""
-        return {name: getattr(self, name).state_dict() for name in _PARTS} | {"known": self.known}
+    def state_dict(self, lane: int) -> dict[str, Any]:
+        """Return everything needed to resume a lane: tensors and plain values, copied."""
+        return {
+            "learner": self.learner.state_dict(lane),
+            "memory": self.memory.state_dict(lane),
+            "history": self.history.state_dict(lane),
+            "scale": self.scale.state_dict(lane),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self.known = state["known"]
-        for name in _PARTS:
-            getattr(self, name).load_state_dict(state[name])
+    def load_state_dict(self, lane: int, state: dict[str, Any]) -> None:
+        """Resume a lane from `state`."""
+        self.learner.load_state_dict(lane, state["learner"])
+        self.memory.load_state_dict(lane, state["memory"])
+        self.history.load_state_dict(lane, state["history"])
+        self.scale.load_state_dict(lane, state["scale"])
 
 
-def build_learner(net: QNetwork, config: AgentConfig) -> DoubleDQN[QNetwork]:
-    """Return a fresh learner around `net`, with the target as a copy of it."""
-    weight = getattr(net.identity, "weight", None)
-    spared = [weight] if isinstance(weight, nn.Parameter) and not config.identity_decay else []
-    return DoubleDQN(
-        net,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        tau=config.tau,
-        grad_clip=config.grad_clip,
-        loss=config.loss,
-        optimizer=config.optimizer,
-        score=config.per_class_score,
-        undecayed=spared,
-    )
+def distinct(entries: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return every entry number of each lane once, and where each of `entries` is found there.
+
+    Args:
+        entries: with repetitions.  # [R, B]
+
+    Returns:
+        Entry numbers `[R, U]`, padded with repetitions, and the place of each of `entries` `[B]`.
+    """
+    once, places = zip(*(row.unique(return_inverse=True) for row in entries), strict=True)
+    longest = max(len(row) for row in once)
+    padded = [F.pad(row, (0, longest - len(row)), value=int(row[0])) for row in once]
+    return torch.stack(padded), list(places)

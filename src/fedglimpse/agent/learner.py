@@ -1,54 +1,26 @@
-"""Double deep Q-learning on sets of clients, for any network that scores clients one by one.
+"""Double deep Q-learning on sets of clients, for R lanes at once.
 
-The learner knows nothing about observations but their mask of real clients, so that every method
-with a per-client Q can use it: Algorithm 2, Eqs. (clientwise_q), (multistep_target) and
-(multistep_dqn_loss).
+Algorithm 2, Eqs. (clientwise_q), (multistep_target) and (multistep_dqn_loss). `set_value` and
+`top_members` also serve other methods that score clients one by one.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedglimpse.agent.copies import copied
+from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.memory import NextRounds, NStepBatch
+from fedglimpse.agent.network import QNetwork, Sizes
 
-Network = TypeVar("Network", bound=nn.Module)
-
-
-class Masked(Protocol):
-    """Whatever a Q-network reads, as long as it says which slots are real clients."""
-
-    @property
-    def mask(self) -> Tensor:
-        """[B, V] True for real clients."""
-
-
-class Batch(NamedTuple):
-    """B transitions of n steps."""
-
-    obs: Any  # Masked: what the agent saw
-    chosen: Tensor  # [B, V] True for the chosen clients
-    returns: Tensor  # [B] discounted rewards of the n steps, or [B, C] per class
-    discount: Tensor  # [B] gamma^n, zero where nothing follows
-    next_obs: Any  # Masked: what it saw n steps later
-    next_k: Tensor  # [B] budget of that later choice
-    histogram: Tensor | None = None  # [B, C] for an auxiliary loss
-
-    def rows(self, part: slice) -> Batch:
-        """Return some of the transitions."""
-        return Batch(*(_rows(value, part) for value in self))
-
-
-def _rows(value: Any, part: slice) -> Any:
-    """Slice a tensor, or every tensor of a named tuple."""
-    if isinstance(value, tuple):
-        return type(value)(*(_rows(v, part) for v in value))
-    return None if value is None else value[part]
+_BETAS, _EPS = (0.9, 0.999), 1e-8  # torch.optim.Adam's defaults
+_CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
+_IDENTITIES = "identity.weight"
 
 
 def set_value(q: Tensor, chosen: Tensor) -> Tensor:
@@ -71,112 +43,169 @@ def top_members(scores: Tensor, mask: Tensor, k: Tensor) -> Tensor:
 
 
 def class_scores(q: Tensor, rule: str) -> Tensor:
-    """Reduce per-class Q `[..., V, C]` to one score by "mean" or "min"; scalar Q stays."""
+    """Reduce per-class Q `[B, V, C]` to one score by "mean" or "min"; scalar Q `[B, V]` stays."""
     if q.dim() < 3:
         return q
     return q.mean(dim=-1) if rule == "mean" else q.amin(dim=-1)
 
 
-class DoubleDQN(Generic[Network]):
-    """An online network that learns and picks, a target network that follows and judges."""
+class AgentLearner:
+    """Online networks that learn and pick, target networks that follow and value the pick."""
 
     def __init__(
-        self,
-        online: Network,
-        *,
-        lr: float,
-        weight_decay: float,
-        tau: float,
-        grad_clip: float,
-        loss: str,
-        optimizer: str,
-        score: str = "mean",
-        undecayed: Iterable[nn.Parameter] = (),
+        self, config: AgentConfig, sizes: Sizes, seeds: Sequence[int], device: torch.device
     ) -> None:
-        """Start with the target as a copy of `online` (Algorithm 1, line 4).
+        """Start with the target as a copy of the online network (Algorithm 1, line 4)."""
+        self.config, self.lr = config, config.lr
+        self.online = QNetwork(config, sizes, seeds, device)
+        self.target = QNetwork(config, sizes, seeds, device).requires_grad_(False)
+        rows = self.online.rows  # [R, P]
+        self.mean, self.square = torch.zeros_like(rows), torch.zeros_like(rows)  # of Adam
+        self.steps = torch.zeros(len(rows), 1, device=device)
+        self.parameters = list(self.online.parameters())
+        self.decay = self._decay()
+        self._equal_decay = _runs(self.decay.tolist())
 
-        Args:
-            online: maps an observation to Q, [B, V] or [B, V, C].
-            lr: step size.
-            weight_decay: L2 penalty.
-            tau: share of the online weights in a soft update.
-            grad_clip: largest gradient norm, 0 for none.
-            loss: "smooth_l1" or "mse".
-            optimizer: "adam" or "sgd".
-            score: how per-class Q ranks clients.
-            undecayed: parameters without L2 penalty.
+    def _decay(self) -> Tensor:
+        """Return the weight decay of every parameter `[P]`.
+
+        With Adam it moves a row without any other gradient by about `lr` per step, which erases
+        clients that are seldom seen; so identities have none unless they are to have it.
         """
-        self.online = online
-        self.target = copy.deepcopy(online).requires_grad_(False)
-        self.tau, self.grad_clip, self.score = tau, grad_clip, score
-        self._loss: Callable[[Tensor, Tensor], Tensor] = (
-            F.mse_loss if loss == "mse" else F.smooth_l1_loss
-        )
-        spared = list(undecayed)
-        names = {id(p) for p in spared}
-        groups = [{"params": [p for p in online.parameters() if id(p) not in names]}]
-        if spared:
-            groups.append({"params": spared, "weight_decay": 0.0})  # type: ignore[dict-item]
-        kind = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
-        self.optimizer = kind(groups, lr=lr, weight_decay=weight_decay, fused=True)
+        rates = []
+        for name, parameter in self.online.named_parameters():
+            spared = name == _IDENTITIES and not self.config.identity_decay
+            rate = 0.0 if spared else self.config.weight_decay
+            rates.append(torch.full((parameter[0].numel(),), rate))
+        return torch.cat(rates).to(self.steps.device)
+
+    @property
+    def changed(self) -> dict[str, Tensor]:
+        """Every tensor that a step writes to, by name `[R, P]`."""
+        return {
+            "online": self.online.rows,
+            "target": self.target.rows,
+            "mean": self.mean,
+            "square": self.square,
+            "steps": self.steps,  # [R, 1]
+        }
 
     @torch.no_grad()
-    def targets(self, batch: Batch) -> Tensor:
-        """Return y: the online network picks the next set, the target network judges it."""
-        scores = class_scores(self.online(batch.next_obs), self.score)
-        best = top_members(scores, batch.next_obs.mask, batch.next_k)
-        future = set_value(self.target(batch.next_obs), best)  # [B] or [B, C]
-        discount = batch.discount.view(-1, *[1] * (future.dim() - 1))
-        return batch.returns + discount * future
+    def future(self, later: NextRounds) -> Tensor:
+        """Return the value of the best sets later `[R, B]` or `[R, B, C]`, Eq. (multistep_target).
 
-    def update(
-        self, batch: Batch, extra: Tensor | None = None, targets: Tensor | None = None
-    ) -> Tensor:
-        """Take one step on one mini-batch and let the target follow; returns the TD loss.
+        The online network picks the next set, the target network values it.
+        """
+        obs = later.obs
+        q = self.online(obs)[0].flatten(0, 1)  # [R * B, V] or [R * B, V, C]
+        scores = class_scores(q, self.config.per_class_score)
+        best = top_members(scores, obs.mask.flatten(0, 1), later.k.flatten())
+        values = set_value(self.target(obs)[0].flatten(0, 1), best)
+        return values.view(*later.k.shape, *values.shape[1:])
+
+    def update(self, batch: NStepBatch, targets: Tensor, weights: Tensor, active: Tensor) -> Tensor:
+        """Take one step on one mini-batch of every lane, Eq. (multistep_dqn_loss).
 
         Args:
-            batch: transitions on the networks' device.
-            extra: another loss of the online network to add.
-            targets: y of the batch, where it was worked out before.
+            batch: B transitions of each lane.
+            targets: y of each.  # [R, B] or [R, B, C]
+            weights: of a transition in its mini-batch's mean; 0: padding.  # [R, B]
+            active: 1 for lanes that learn, 0 for those that wait.  # [R, 1]
+
+        Returns:
+            The TD loss of each lane `[R]`.
         """
-        y = self.targets(batch) if targets is None else targets
-        loss = self._loss(set_value(self.online(batch.obs), batch.chosen), y)
-        total = loss if extra is None else loss + extra
-        self.optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        if self.grad_clip > 0:
-            nn.utils.clip_grad_norm_(self.online.parameters(), self.grad_clip, foreach=True)
-        self.optimizer.step()
-        self.follow(self.tau)
+        q = self.online(batch.obs)[0].flatten(0, 1)
+        value = set_value(q, batch.chosen.flatten(0, 1)).view(targets.shape)
+        loss_of = F.mse_loss if self.config.loss == "mse" else F.smooth_l1_loss
+        losses = loss_of(value, targets, reduction="none")  # [R, B] or [R, B, C]
+        if losses.dim() == 3:
+            losses = losses.mean(dim=2)
+        loss = (losses * weights).sum(dim=1)  # [R]
+        total = loss.sum()
+        if self.config.aux_weight:
+            total = total + self._histogram_loss(batch, weights)
+        self._step(total, active)
         return loss.detach()
 
-    @torch.no_grad()
-    def follow(self, share: float) -> None:
-        """Move the target towards the online network: Algorithm 2, line 5."""
-        torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), share)
+    def _histogram_loss(self, batch: NStepBatch, weights: Tensor) -> Tensor:
+        """Return the auxiliary loss of the release; rounds without a histogram do not count."""
+        predicted = self.online.histogram(batch.obs)  # [R, B, C]
+        known = batch.histogram.isfinite().all(dim=2) & (weights > 0)  # [R, B]
+        distance = (predicted - batch.histogram.nan_to_num()).abs().mean(dim=2)
+        of_lane = torch.where(known, distance, 0.0).sum(dim=1) / known.sum(dim=1).clamp_min(1)
+        return self.config.aux_weight * of_lane.sum()
 
-    def fit_optimizer(self) -> None:
-        """Give the optimizer's memory room for parameters whose first dimension grew."""
-        for parameter, memory in self.optimizer.state.items():
-            for name, value in memory.items():
-                if torch.is_tensor(value) and value.dim() and len(value) < len(parameter):
-                    wider = torch.zeros_like(parameter)
-                    wider[: len(value)] = value
-                    memory[name] = wider
+    def _step(self, loss: Tensor, active: Tensor) -> None:
+        """Move the active lanes down the gradient of the summed loss; targets follow.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue, copied: torch hands out the living tensors."""
-        state: dict[str, Any] = copied(
-            {
-                "online": self.online.state_dict(),
-                "target": self.target.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-            }
-        )
-        return state
+        Steps are those of `torch.optim`, lane by lane; Algorithm 2, lines 4 and 5.
+        """
+        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        with torch.no_grad():
+            gradient = torch.cat([g.flatten(1) for g in gradients], dim=1)  # [R, P]
+            if self.config.grad_clip > 0:
+                norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+                gradient *= (self.config.grad_clip / (norm + _CLIP_EPS)).clamp(max=1.0)
+            if self.config.optimizer == "sgd":
+                gradient = torch.addcmul(gradient, self.online.rows, self.decay)
+                self.online.rows.addcmul_(gradient, active, value=-self.lr)
+            elif gradient.device.type == "cpu":
+                self._fused_adam(gradient, active)
+            else:
+                self._adam(gradient, active)
+            self.target.rows.lerp_(self.online.rows, self.config.tau * active)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self.online.load_state_dict(state["online"])
-        self.target.load_state_dict(state["target"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+    def _adam(self, gradient: Tensor, active: Tensor) -> None:
+        """Step all rows at once, without a look at who is active: a CUDA graph records this."""
+        fast, slow = _BETAS
+        gradient = torch.addcmul(gradient, self.online.rows, self.decay)
+        self.steps += active
+        self.mean.lerp_(gradient, (1 - fast) * active)
+        self.square.lerp_(gradient.square(), (1 - slow) * active)
+        later = self.steps.clamp(min=1)
+        size = active * (self.lr / (1 - fast**later))  # [R, 1]
+        deviation = (self.square * (1 / (1 - slow**later))).sqrt_().add_(_EPS)
+        self.online.rows.addcmul_(self.mean / deviation, size, value=-1.0)
+
+    def _fused_adam(self, gradient: Tensor, active: Tensor) -> None:
+        """Step the active rows by the kernel of `torch.optim.Adam(fused=True)`."""
+        self.steps += active
+        lanes = active.flatten().nonzero().flatten().tolist()
+        steps = [self.steps[lane, 0] for lane in lanes]
+        matrices = (self.online.rows, gradient, self.mean, self.square)
+        for columns, decay in self._equal_decay:
+            weights, gradients, means, squares = (
+                [matrix[lane, columns] for lane in lanes] for matrix in matrices
+            )
+            torch._fused_adam_(
+                weights, gradients, means, squares, [], steps, lr=self.lr, beta1=_BETAS[0],
+                beta2=_BETAS[1], weight_decay=decay, eps=_EPS, amsgrad=False, maximize=False,
+            )  # fmt: skip
+
+    def start_from(self, lane: int, weights: dict[str, Tensor]) -> None:
+        """Let a lane start with these weights: its target is a copy, its optimizer fresh."""
+        self.online.load_lane_weights(lane, weights)
+        self.target.rows[lane] = self.online.rows[lane]
+        for tensor in (self.mean, self.square, self.steps):
+            tensor[lane] = 0.0
+
+    def state_dict(self, lane: int) -> dict[str, Any]:
+        """Return everything needed to resume a lane: rows of parameters and of Adam."""
+        return {name: tensor[lane].cpu().clone() for name, tensor in self.changed.items()}
+
+    def load_state_dict(self, lane: int, state: dict[str, Any]) -> None:
+        """Resume a lane from `state`."""
+        for name, tensor in self.changed.items():
+            tensor[lane] = state[name].to(tensor.device)
+
+
+def _runs(rates: Sequence[float]) -> list[tuple[slice, float]]:
+    """Join neighbouring parameters of the same weight decay."""
+    runs: list[tuple[slice, float]] = []
+    start = 0
+    for rate, group in groupby(rates):
+        stop = start + len(list(group))
+        runs.append((slice(start, stop), rate))
+        start = stop
+    return runs

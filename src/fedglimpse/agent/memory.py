@@ -1,183 +1,224 @@
-"""Rounds the agent remembers, in preallocated tensors: Algorithm 2, lines 1 and 3.
+"""Rounds that the agents of R lanes remember: Algorithm 2, lines 1 and 3.
 
-One row per round. What several transitions share is not stored twice: the history window and the
-n-step return (Eq. multistep_target) are gathered from single rows at the moment of sampling.
-Single rows are written as NumPy arrays on the tensors' memory, where a call costs a third.
+One row per round, in tensors `[R, capacity, ...]` where the networks live. What several transitions
+share is not stored twice: the history window and the n-step return (Eq. multistep_target) are
+gathered from single rows at the moment of sampling. What decides which rounds can be sampled is
+kept as NumPy arrays, so that a GPU is never waited for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fedglimpse.agent.config import AgentConfig
 from fedglimpse.agent.inputs import Observation
-from fedglimpse.agent.learner import Batch
+from fedglimpse.agent.network import Sizes
+
+FIRST_WIDTH = 16  # visible clients that a row has room for at first
+_BY_SLOT = ("clients", "ids", "mask", "chosen")  # rows with one entry for each visible client
 
 
 class Round(NamedTuple):
-    """One finished round."""
+    """One finished round of a lane."""
 
     clients: Tensor  # [V, F] features of the visible clients
     ids: Tensor  # [V]
     chosen: Tensor  # [V] True where the client's update was used
     sketch: Tensor  # [D] of the global model the round began with
-    reward: Tensor  # [R] one reward, or one per class
+    reward: Tensor  # [1], or one per class [C]
     histogram: Tensor  # [C] proxy predictions of the global model; NaN where unknown
-    round_num: int
     k: int  # budget of the choice
 
 
-class Replay:
-    """A ring of rounds from which n-step transitions are drawn."""
+class NStepBatch(NamedTuple):
+    """B transitions of n steps of each of R lanes, but for what they lead to."""
 
-    def __init__(
-        self,
-        capacity: int,
-        *,
-        features: int,
-        sketch_dim: int,
-        rewards: int,
-        num_classes: int,
-        history: int,
-        n_step: int,
-        gamma: float,
-        max_visible: int = 16,
-    ) -> None:
-        """Allocate.
+    obs: Observation  # [R, B, ...]
+    chosen: Tensor  # [R, B, V] True for the chosen clients
+    returns: Tensor  # [R, B] discounted rewards of the n steps, or [R, B, C] per class
+    histogram: Tensor  # [R, B, C], NaN where unknown
 
-        Args:
-            capacity: rounds that are kept.
-            features: F.
-            sketch_dim: D.
-            rewards: R, 1 or C.
-            num_classes: C.
-            history: H, rounds before a transition that its observation shows.
-            n_step: rounds between an observation and the one it bootstraps from.
-            gamma: discount.
-            max_visible: V to begin with; doubles when a larger set arrives.
-        """
-        self.capacity, self.history, self.n_step = capacity, history, n_step
-        self.gamma = gamma
-        self.count = 0  # rounds ever added; entry number e lies in row e % capacity
-        numbers, flags = torch.int64, torch.bool
-        self.rows: dict[str, Tensor] = {
-            "clients": torch.zeros(capacity, max_visible, features),
-            "ids": torch.zeros(capacity, max_visible, dtype=numbers),
-            "mask": torch.zeros(capacity, max_visible, dtype=flags),
-            "chosen": torch.zeros(capacity, max_visible, dtype=flags),
-            "sketch": torch.zeros(capacity, sketch_dim),
-            "reward": torch.zeros(capacity, rewards),
-            "histogram": torch.full((capacity, num_classes), torch.nan),
-            "k": torch.zeros(capacity, dtype=numbers),
-            "round_num": torch.zeros(capacity, dtype=numbers),
-            "visible": torch.zeros(capacity, dtype=numbers),
+    def part(self, transitions: slice) -> NStepBatch:
+        """Return some of the transitions of every lane."""
+        return NStepBatch(
+            self.obs.part(transitions),
+            self.chosen[:, transitions],
+            self.returns[:, transitions],
+            self.histogram[:, transitions],
+        )
+
+
+class NextRounds(NamedTuple):
+    """What B transitions of each of R lanes lead to, n steps later."""
+
+    obs: Observation  # [R, B, ...]
+    k: Tensor  # [R, B] budget of the choice there
+
+
+class Sampled(NamedTuple):
+    """Which transitions are gathered; tensors where the memory lives."""
+
+    lanes: Tensor  # [R, 1] or [R, B] whose they are
+    entries: Tensor  # [R, B] the number of the round in which each begins
+    oldest: Tensor  # [R, 1] or [R, B] number of the oldest round that is still there
+    sketches: Tensor  # [lanes of the memory, rows, D] sketches of all rounds as networks see them
+
+
+class Memory:
+    """A ring of rounds for each of R lanes, from which n-step transitions are drawn."""
+
+    def __init__(self, lanes: int, config: AgentConfig, sizes: Sizes, device: torch.device) -> None:
+        """Allocate `config.buffer` rounds for each lane."""
+        self.config, self.device = config, device
+        self.lanes, self.capacity = lanes, config.buffer
+        self.count = np.zeros(lanes, dtype=np.int64)  # rounds ever added: entry e is in row
+        self.visible = np.zeros((lanes, self.capacity), dtype=np.int64)  # e % capacity
+        self.usable = np.zeros((lanes, self.capacity), dtype=bool)  # some update was used
+        room = (lanes, self.capacity)
+        slots = (*room, FIRST_WIDTH)
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "clients": ((*slots, sizes.features(config)), torch.float32),
+            "ids": (slots, torch.int64),
+            "mask": (slots, torch.bool),
+            "chosen": (slots, torch.bool),
+            "sketch": ((*room, sizes.sketch_dim), torch.float32),
+            "reward": ((*room, sizes.outputs(config)), torch.float32),
+            "histogram": ((*room, sizes.num_classes), torch.float32),
+            "k": (room, torch.int64),
         }
-        self.arrays = {name: rows.numpy() for name, rows in self.rows.items()}  # the same memory
-        self.changes = 0  # times that rows were moved or replaced, other than by `add`
-
-    @property
-    def oldest(self) -> int:
-        """Entry number of the oldest round still there."""
-        return max(self.count - self.capacity, 0)
-
-    def add(self, item: Round) -> None:
-        """Store a round over the oldest one."""
-        visible, row = len(item.ids), self.count % self.capacity
-        while visible > self.width:
-            self._widen()
-        rows = self.arrays
-        for name in ("clients", "ids", "chosen"):
-            rows[name][row, :visible] = getattr(item, name).numpy()
-            rows[name][row, visible:] = 0
-        rows["mask"][row, :visible] = True
-        rows["mask"][row, visible:] = False
-        for name in ("sketch", "reward", "histogram"):
-            rows[name][row] = getattr(item, name).numpy()
-        for name, number in (("round_num", item.round_num), ("k", item.k), ("visible", visible)):
-            rows[name][row] = number
-        self.count += 1
-
-    def starts(self) -> Tensor:
-        """Entry numbers of the transitions that can be sampled, oldest first.
-
-        Entry t needs entry t + n to exist, and a choice that was carried out.
-        """
-        entries = np.arange(self.oldest, max(self.count - self.n_step, self.oldest), dtype=np.int64)
-        rows = entries % self.capacity
-        keep = self.arrays["chosen"][rows].any(axis=1)
-        return torch.from_numpy(entries[keep])
-
-    def most_visible(self, entries: Tensor, ahead: int = 0) -> int:
-        """Return the size of the largest visible set so many rounds after these entry numbers."""
-        return int(self.arrays["visible"][(entries.numpy() + ahead) % self.capacity].max())
-
-    def sample(self, size: int, generator: torch.Generator) -> Batch:
-        """Draw up to `size` different transitions."""
-        starts = self.starts()
-        return self.gather(starts[torch.randperm(len(starts), generator=generator)[:size]])
-
-    def gather(self, entries: Tensor) -> Batch:
-        """Build the transitions that begin at the given entry numbers `[B]`."""
-        rows, n = entries % self.capacity, self.n_step
-        ahead = torch.arange(n)
-        powers = self.gamma ** ahead.float()  # [n]
-        steps = (entries[:, None] + ahead) % self.capacity  # [B, n]
-        returns = (self.rows["reward"][steps] * powers[:, None]).sum(dim=1)  # [B, R]
-        obs, after = self._observe(entries), self._observe(entries + n)
-        return Batch(
-            obs=obs,
-            chosen=self.rows["chosen"][rows][:, : obs.mask.shape[1]],
-            returns=returns.squeeze(1),
-            discount=torch.full((len(entries),), self.gamma**n),
-            next_obs=after,
-            next_k=self.rows["k"][(entries + n) % self.capacity],
-            histogram=self.rows["histogram"][rows],
-        )
-
-    def _observe(self, entries: Tensor) -> Observation:
-        rows = entries % self.capacity
-        mask = self.rows["mask"][rows]
-        width = int(mask.sum(dim=1).max())  # no wider than this batch needs
-        back = torch.arange(-self.history, 1)
-        window = entries[:, None] + back  # [B, H+1] entry numbers
-        return Observation(
-            clients=self.rows["clients"][rows, :width],
-            ids=self.rows["ids"][rows, :width],
-            mask=mask[:, :width],
-            history=self.rows["sketch"][window % self.capacity],
-            history_mask=window >= self.oldest,
-        )
+        self.rows = {
+            name: torch.zeros(shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in shapes.items()
+        }
 
     @property
     def width(self) -> int:
         """Room for visible clients in a row."""
-        return self.rows["ids"].shape[1]
+        return self.rows["ids"].shape[2]
+
+    @property
+    def oldest(self) -> np.ndarray[Any, Any]:
+        """Number of the oldest round still there, of each lane `[R]`."""
+        return np.maximum(self.count - self.capacity, 0)
+
+    def add(self, rounds: Mapping[int, Round]) -> None:
+        """Store one round of some lanes, each over the oldest one of its lane."""
+        while max(len(item.ids) for item in rounds.values()) > self.width:
+            self._widen()
+        lanes = np.fromiter(rounds, dtype=np.int64)
+        places = self.count[lanes] % self.capacity
+        where = tuple(torch.from_numpy(part).to(self.device) for part in (lanes, places))
+        for name, rows in self.rows.items():
+            values = np.stack([self._padded(name, item) for item in rounds.values()])
+            rows[where] = torch.from_numpy(values).to(self.device)
+        for lane, place, item in zip(lanes, places, rounds.values(), strict=True):
+            self.visible[lane, place] = len(item.ids)
+            self.usable[lane, place] = bool(item.chosen.any())
+        self.count[lanes] += 1
+
+    def _padded(self, name: str, item: Round) -> np.ndarray[Any, Any]:
+        """Return what is stored of a round under a name, slots padded with zeros."""
+        if name == "k":
+            return np.array(item.k)
+        values = np.ones(len(item.ids), bool) if name == "mask" else getattr(item, name).numpy()
+        if name not in _BY_SLOT:
+            return values
+        padded = np.zeros((self.width, *values.shape[1:]), values.dtype)
+        padded[: len(values)] = values
+        return padded
+
+    def starts(self, lane: int) -> np.ndarray[Any, Any]:
+        """Return the numbers of the rounds in which a transition of a lane begins, oldest first.
+
+        Round t needs round t + n to be there, and a choice that was carried out.
+        """
+        first = self.oldest[lane]
+        entries = np.arange(first, max(self.count[lane] - self.config.n_step, first))
+        return entries[self.usable[lane, entries % self.capacity]]
+
+    def visible_at(self, lane: int, entries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return how many clients were visible in rounds of a lane."""
+        return self.visible[lane, entries % self.capacity]
+
+    def gather(self, sampled: Sampled, width: int, full: bool) -> NStepBatch:
+        """Build transitions without what they lead to, Eq. (multistep_target).
+
+        Args:
+            sampled: which.
+            width: slots of an observation.
+            full: no slot and no past round is missing.
+        """
+        steps = torch.arange(self.config.n_step, device=self.device)
+        powers = self.config.gamma ** steps.float()  # [n]
+        entries = sampled.entries.unsqueeze(2) + steps  # [R, B, n]
+        rewards = self._rows("reward", sampled.lanes.unsqueeze(2), entries)  # [R, B, n, 1 or C]
+        returns = (rewards * powers.unsqueeze(1)).sum(dim=2)
+        return NStepBatch(
+            obs=self._observe(sampled, width, full),
+            chosen=self._rows("chosen", sampled.lanes, sampled.entries)[:, :, :width],
+            returns=returns.squeeze(-1),
+            histogram=self._rows("histogram", sampled.lanes, sampled.entries),
+        )
+
+    def gather_next(self, sampled: Sampled, width: int, full: bool) -> NextRounds:
+        """Build what the transitions lead to; arguments as in `gather`."""
+        later = sampled._replace(entries=sampled.entries + self.config.n_step)
+        return NextRounds(
+            obs=self._observe(later, width, full),
+            k=self._rows("k", later.lanes, later.entries),
+        )
+
+    def _observe(self, sampled: Sampled, width: int, full: bool) -> Observation:
+        """Rebuild what was seen in the sampled rounds."""
+        lanes, entries = sampled.lanes, sampled.entries
+        sketches = sampled.sketches
+        back = torch.arange(-self.config.history, 1, device=self.device)
+        window = entries.unsqueeze(2) + back  # [R, B, H+1] round numbers
+        places = lanes.unsqueeze(2) * sketches.shape[1] + window % sketches.shape[1]
+        return Observation(
+            clients=self._rows("clients", lanes, entries)[:, :, :width],
+            ids=self._rows("ids", lanes, entries)[:, :, :width],
+            mask=self._rows("mask", lanes, entries)[:, :, :width],
+            history=F.embedding(places, sketches.flatten(0, 1)),
+            history_mask=window >= sampled.oldest.unsqueeze(2),
+            full=full,
+        )
+
+    def _rows(self, name: str, lanes: Tensor, entries: Tensor) -> Tensor:
+        """Return rows of rounds; `lanes` and `entries` are of one shape or broadcast to it."""
+        places = lanes * self.capacity + entries % self.capacity
+        rows = self.rows[name].flatten(0, 1).index_select(0, places.flatten())
+        return rows.view(*places.shape, *rows.shape[1:])
 
     def _widen(self) -> None:
         """Double the room for visible clients."""
-        self.changes += 1
-        for name in ("clients", "ids", "mask", "chosen"):
-            old = self.rows[name]
-            self.rows[name] = torch.cat([old, torch.zeros_like(old)], dim=1)
-            self.arrays[name] = self.rows[name].numpy()
+        for name in _BY_SLOT:
+            rows = self.rows[name]
+            self.rows[name] = torch.cat([rows, torch.zeros_like(rows)], dim=2)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue; only rows in use."""
-        used = min(self.count, self.capacity)
-        return {
-            "count": self.count,
-            "rows": {name: rows[:used].clone() for name, rows in self.rows.items()},
-        }
+    def state_dict(self, lane: int) -> dict[str, Any]:
+        """Return everything needed to resume a lane; only rows in use."""
+        used = int(min(self.count[lane], self.capacity))
+        rows = {name: rows[lane, :used].cpu().clone() for name, rows in self.rows.items()}
+        return {"count": int(self.count[lane]), "rows": rows}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        while self.width < state["rows"]["ids"].shape[1]:
+    def load_state_dict(self, lane: int, state: dict[str, Any]) -> None:
+        """Resume a lane from `state`."""
+        saved_rows = state["rows"]
+        while self.width < saved_rows["ids"].shape[1]:
             self._widen()
-        self.count, self.changes = state["count"], self.changes + 1
-        for name, saved in state["rows"].items():
-            room = self.rows[name]
-            room.zero_()
-            room[(slice(0, len(saved)), *map(slice, saved.shape[1:]))] = saved
+        self.count[lane] = state["count"]
+        used = len(saved_rows["k"])
+        for name, saved in saved_rows.items():
+            rows = self.rows[name][lane]
+            rows.zero_()
+            inner = tuple(slice(size) for size in saved.shape)
+            rows[inner] = saved.to(self.device)
+        self.visible[lane, :used] = saved_rows["mask"].sum(dim=1).numpy()
+        self.usable[lane, :used] = saved_rows["chosen"].any(dim=1).numpy()

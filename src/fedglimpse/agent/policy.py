@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedglimpse.agent.config import ARCHITECTURE, AgentConfig
-from fedglimpse.agent.identity import TableIdentity
-from fedglimpse.agent.network import QNetwork
+from fedglimpse.agent.network import Sizes
 from fedglimpse.errors import UserError
 
 _TABLE = "identity.weight"
@@ -24,35 +24,37 @@ _AUXILIARY = "histogram_head."
 _RETIRED = {"encoder": "attention", "history_input": "models"}  # what older policies may differ in
 
 
-def pack(net: QNetwork, config: AgentConfig, sizes: dict[str, int], known: int) -> dict[str, Any]:
+def pack(weights: dict[str, Tensor], config: AgentConfig, sizes: Sizes) -> dict[str, Any]:
     """Describe a policy with tensors and plain values only.
 
     Args:
-        net: the online network.
+        weights: of the online network, by name.
         config: what it was built with.
-        sizes: the other numbers it was built with: "sketch_dim" and "num_classes".
-        known: ids below this one were seen; rows of the identity table beyond it mean nothing.
+        sizes: the other numbers it was built with.
     """
-    weights = {name: value.detach().cpu().clone() for name, value in net.state_dict().items()}
-    if isinstance(net.identity, TableIdentity):
-        weights[_TABLE] = weights[_TABLE][:known].clone()
-    return {"agent": asdict(config), **sizes, "known_ids": known, "network": weights}
+    return {
+        "agent": asdict(config),
+        "sketch_dim": sizes.sketch_dim,
+        "num_classes": sizes.num_classes,
+        "known_ids": sizes.num_clients,
+        "network": weights,
+    }
 
 
-def check(policy: dict[str, Any], config: AgentConfig, sizes: dict[str, int]) -> None:
+def check(policy: dict[str, Any], config: AgentConfig, sizes: Sizes) -> None:
     """Raise UserError where the policy does not fit an agent built from `config` and `sizes`."""
     for key, ours in _RETIRED.items():
         _check_same(f"agent.{key}", policy["agent"].get(key, ours), ours)
     theirs_all = {**asdict(AgentConfig()), **policy["agent"]}  # older policies lack newer keys
     pairs = {f"agent.{key}": (theirs_all[key], getattr(config, key)) for key in ARCHITECTURE}
-    pairs["sketch.size"] = (policy["sketch_dim"], sizes["sketch_dim"])
+    pairs["sketch.size"] = (policy["sketch_dim"], sizes.sketch_dim)
     for key, (theirs, ours) in pairs.items():
         _check_same(key, theirs, ours)
     classes = policy["num_classes"]
-    if config.q_output == "per_class" and classes != sizes["num_classes"]:
+    if config.q_output == "per_class" and classes != sizes.num_classes:
         raise UserError(
             f"The policy has a Q for each of {classes} classes, this run has "
-            f"{sizes['num_classes']}: load another policy."
+            f"{sizes.num_classes}: load another policy."
         )
 
 
@@ -72,26 +74,33 @@ def _check_same(key: str, theirs: Any, ours: Any) -> None:
     if theirs != ours:
         raise UserError(
             f"The policy was trained with {key}={theirs}, this run has {key}={ours}: "
-            f"set {key}={theirs} or load another policy."
+            f"set {key}={theirs} or load another policy.",
+            key=key,
         )
 
 
-def unpack(policy: dict[str, Any], net: QNetwork) -> None:
-    """Copy a policy's weights into `net`; clients it never met keep their fresh identities."""
-    own, weights = net.state_dict(), dict(policy["network"])
-    if isinstance(net.identity, TableIdentity):
-        known = weights[_TABLE]
-        net.identity.grow(len(known))
-        table = net.identity.weight.detach().clone()
-        table[: len(known)] = known
-        weights[_TABLE] = table
-    for name in {*own, *weights}:  # the auxiliary head only helps training: optional
-        fits = name in own and name in weights and own[name].shape == weights[name].shape
-        if name.startswith(_AUXILIARY) and not fits:
-            weights.pop(name, None)
-            if name in own:
-                weights[name] = own[name]
-    net.load_state_dict(weights)
+def fitted(policy: dict[str, Any], fresh: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a policy's weights in the sizes of a new network.
+
+    Clients that the policy does not know keep their fresh identities, and the auxiliary head, which
+    only helps training, is taken over where both have one of the same size.
+
+    Args:
+        policy: as `pack` made it, perhaps by an older version.
+        fresh: first weights of the network that takes it over.
+    """
+    weights: dict[str, Tensor] = {}
+    for name, own in fresh.items():
+        saved = policy["network"].get(name)
+        if name == _TABLE:
+            weights[name] = own.clone()
+            known = min(len(own), len(saved))
+            weights[name][:known] = saved[:known]
+        elif name.startswith(_AUXILIARY) and (saved is None or saved.shape != own.shape):
+            weights[name] = own
+        else:
+            weights[name] = saved
+    return weights
 
 
 def read_policy(path: str) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.agent.agent import Agent, Glance
+from fedglimpse.agent.agent import Agents, LearningResult, ScoredView
 from fedglimpse.agent.config import AgentConfig
-from fedglimpse.agent.explore import Ask, Picked, epsilon, pick_each
+from fedglimpse.agent.explore import Picked, epsilon, pick
 from fedglimpse.agent.memory import Round
+from fedglimpse.agent.network import Sizes
 from fedglimpse.agent.policy import check_lessons, check_sketch, read_policy
 from fedglimpse.agent.reward import Shaping
-from fedglimpse.agent.team import Team
 from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.types import Choice, Method, Outcome, View
 
@@ -27,7 +27,11 @@ ATTENTION_EVERY = 10  # rounds between records of the attention weights, which a
 
 
 class GlimpseSelector:
-    """Scores every visible client with a Q-network and learns from the reward that follows."""
+    """Scores every visible client with a Q-network and learns from the reward that follows.
+
+    Its agent is one lane of `agents`. Selectors that are asked together share one `Agents`
+    (`group`); a selector by itself is a group of one.
+    """
 
     learns_from: frozenset[str] = frozenset()
 
@@ -37,6 +41,7 @@ class GlimpseSelector:
         *,
         sketch_dim: int,
         num_classes: int,
+        num_clients: int,
         seed: int,
         device: str = "cpu",
     ) -> None:
@@ -46,20 +51,39 @@ class GlimpseSelector:
             config: every choice of the agent.
             sketch_dim: D, floats of a client's and of the global sketch.
             num_classes: C.
+            num_clients: N.
             seed: of the run.
             device: where the networks live.
         """
         self.config, self.needs, self.frozen = config, config.needs, config.frozen
         self.num_classes = num_classes
-        self.sketch: dict[str, Any] = {}  # how sketches are made, which a policy tells
+        self.sketch: dict[str, Any] = {}  # how sketches are made, for the policy
         self.step = 0  # rounds acted: the t of the epsilon schedule
         self.shaping = Shaping(config.gamma) if config.reward == "change" else None
-        self.agent = Agent(
-            config, sketch_dim=sketch_dim, num_classes=num_classes, seed=seed, device=device
-        )
+        sizes = Sizes(sketch_dim, num_classes, num_clients)
+        self.agents = Agents(config, sizes, [seed], torch.device(device))
+        self.lane = 0
         self._unknown = torch.full((num_classes,), torch.nan)  # a histogram that was not reported
-        self._pending: tuple[View, int, Glance, Picked] | None = None
-        self._alone = GlimpseTeam([self])
+        self._pending: tuple[View, int, ScoredView, Picked] | None = None
+
+    @property
+    def group_key(self) -> Hashable:
+        """Selectors with equal keys can be asked together."""
+        sizes = self.agents.sizes
+        if self.config.identity == "none":  # then networks do not depend on N
+            sizes = sizes._replace(num_clients=0)
+        return (self.config, sizes, self.agents.device)
+
+    @classmethod
+    def group(cls, selectors: Sequence[GlimpseSelector]) -> GlimpseGroup:
+        """Let selectors with the same `group_key` share their agents, and return the group."""
+        agents = selectors[0].agents
+        is_shared = all(selector.agents is agents for selector in selectors)
+        if not is_shared or agents.lanes != len(selectors):
+            agents = Agents.joined([(selector.agents, selector.lane) for selector in selectors])
+            for lane, selector in enumerate(selectors):
+                selector.agents, selector.lane = agents, lane
+        return GlimpseGroup(selectors)
 
     @property
     def epsilon(self) -> float:
@@ -70,83 +94,65 @@ class GlimpseSelector:
 
     def select(self, view: View, k: int) -> Choice:
         """Choose by Q, or explore: Algorithm 1, lines 7-12."""
-        choice = self._alone.select([view], [k])[0]
+        choice = GlimpseGroup([self]).select([view], [k])[0]
         assert choice is not None
         return choice
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
         """Remember the round and learn: Algorithm 2."""
-        return self._alone.feedback([outcome])[0]
+        return GlimpseGroup([self]).feedback([outcome])[0]
 
-    @property
-    def group_key(self) -> Hashable:
-        """Selectors with equal keys can be asked together."""
-        sizes = tuple(self.agent.shape.values())
-        return (self.config, self.num_classes, self.agent.device, sizes)
-
-    @classmethod
-    def group(cls, selectors: Sequence[GlimpseSelector]) -> GlimpseTeam:
-        """Return the team that asks these selectors together."""
-        return GlimpseTeam(selectors)
-
-    def ask(self, view: View, k: int, glance: Glance) -> Ask:
-        """Return what the picking needs: scores, and how to explore."""
-        return Ask(glance.scores, k, self.epsilon, view.rng)
-
-    def choose(self, view: View, k: int, glance: Glance, picked: Picked) -> Choice:
-        """Make a choice of what was picked and keep what the feedback will need."""
-        self._pending = (view, k, glance, picked)
+    def choose(self, view: View, k: int, scored: ScoredView) -> Choice:
+        """Pick clients by their scores, or at random; keeps what the feedback will need."""
+        config = self.config
+        picked = pick(
+            scored.scores, k, self.epsilon, config.exploration, config.partial_random, view.rng
+        )
+        self._pending = (view, k, scored, picked)
         info: dict[str, Any] = {
             "behaviour": picked.behaviour,
             "epsilon": round(self.epsilon, 6),
-            "q": [round(q, 4) for q in glance.scores.tolist()],
+            "q": [round(q, 4) for q in scored.scores.tolist()],
         }
-        if glance.attention is not None and view.round_num % ATTENTION_EVERY == 0:
-            rows = glance.attention.mean(dim=0).t().tolist()  # [V, H+1] over all heads
-            info["attention"] = [[round(w, 3) for w in row] for row in rows]
+        if scored.attention is not None and view.round_num % ATTENTION_EVERY == 0:
+            rows = scored.attention.mean(dim=0).t().tolist()  # [V, H+1] over all heads
+            info["attention"] = [[round(weight, 3) for weight in row] for row in rows]
         return Choice(picked.slots, None, info)
 
-    def remember(self, outcome: Outcome) -> dict[str, float]:
-        """Store the finished round; returns what is known of it before learning."""
+    def finish_round(self, outcome: Outcome) -> tuple[Round, dict[str, float]]:
+        """Return the finished round to remember, and the metrics known before learning."""
         if self._pending is None or self._pending[0].round_num != outcome.round_num:
             raise ValueError(
                 f"feedback for round {outcome.round_num} without a choice in it: call select first"
             )
-        view, k, glance, picked = self._pending
+        view, k, scored, picked = self._pending
         metrics = {
-            "mean_q": glance.mean,
-            "q_spread": float(glance.scores.std(correction=0)),
+            "mean_q": float(scored.scores.mean()),
+            "q_spread": float(scored.scores.std(correction=0)),
             "epsilon": self.epsilon,
             "fraction_greedy": picked.greedy_share,
-            "server_flops": float(glance.flops),
+            "server_flops": float(scored.flops),
         }
-        if glance.entropy is not None:
-            metrics["attention_entropy"] = glance.entropy
-        reward = self._reward(outcome)
-        if not self.frozen:
-            self.agent.replay.add(self._round(view, k, glance, outcome, reward))
+        if scored.entropy is not None:
+            metrics["attention_entropy"] = scored.entropy
+        finished = Round(
+            clients=scored.features,
+            ids=view.ids,
+            chosen=torch.isin(view.ids, outcome.selected),  # clients whose update failed are not
+            sketch=scored.sketch,
+            reward=self._reward(outcome),
+            histogram=self._histogram(view),
+            k=k,
+        )
         self.step += 1
         self._pending = None
-        return metrics
+        return finished, metrics
 
     def _reward(self, outcome: Outcome) -> Tensor:
-        """Return what the agent learns from `[R]`: one reward, or one for each class."""
+        """Return what the agent learns from: one reward `[1]`, or one for each class `[C]`."""
         per_class = self.config.q_output == "per_class"
         reward = outcome.reward_per_class if per_class else torch.full((1,), outcome.reward)
         return reward.float() if self.shaping is None else self.shaping(reward.float())
-
-    def _round(self, view: View, k: int, glance: Glance, outcome: Outcome, reward: Tensor) -> Round:
-        """Put together what is worth remembering; clients whose update failed were not chosen."""
-        return Round(
-            clients=glance.clients,
-            ids=view.ids,
-            chosen=torch.isin(view.ids, outcome.selected),
-            sketch=glance.sketch,
-            reward=reward,
-            histogram=self._histogram(view),
-            round_num=view.round_num,
-            k=k,
-        )
 
     def _histogram(self, view: View) -> Tensor:
         """Return the global model's class shares on the proxy set `[C]`, NaN where not reported."""
@@ -157,69 +163,82 @@ class GlimpseSelector:
 
     def policy(self) -> dict[str, Any]:
         """Return the trained policy: weights, settings, identities, statistics. No rounds."""
-        return self.agent.policy() | {"step": self.step, "sketch": self.sketch}
+        return self.agents.policy(self.lane) | {"step": self.step, "sketch": self.sketch}
 
     def load_policy(
         self, policy: dict[str, Any], frozen: bool = False, keep_scale: bool = False
     ) -> None:
-        """Start from a trained policy, or use it frozen; see `Agent.load_policy`."""
+        """Start from a trained policy, or use it frozen; see `Agents.load_policy`."""
         frozen = frozen or self.config.frozen
         if not frozen:
             check_lessons(policy, self.config)
-        self.agent.load_policy(policy, keep_scale)
+        self.agents.load_policy(self.lane, policy, keep_scale)
         self.step, self.frozen = policy["step"], frozen
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue after a finished round."""
-        own = {} if self.shaping is None else {"shaping": self.shaping.state_dict()}
-        return self.agent.state_dict() | own | {"step": self.step, "frozen": self.frozen}
+        """Return everything needed to resume after a finished round."""
+        state = self.agents.state_dict(self.lane)
+        state |= {"step": self.step, "frozen": self.frozen}
+        if self.shaping is not None:
+            state["shaping"] = self.shaping.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        state = dict(state)
-        self.step, self.frozen = state.pop("step"), state.pop("frozen")
+        """Resume from `state`."""
+        self.agents.load_state_dict(self.lane, state)
+        self.step, self.frozen = state["step"], state["frozen"]
         if self.shaping is not None:
-            self.shaping.load_state_dict(state.pop("shaping"))
-        self.agent.load_state_dict(state)
+            self.shaping.load_state_dict(state["shaping"])
 
 
-class GlimpseTeam:
-    """Selectors of several lanes whose networks look and learn in one pass."""
+class GlimpseGroup:
+    """Selectors whose agents score and learn in one pass: lanes of one `Agents`."""
 
     def __init__(self, selectors: Sequence[GlimpseSelector]) -> None:
-        """Gather selectors with the same `group_key`."""
+        """Take selectors that share their agents; other lanes of these agents sit out."""
         self.selectors = list(selectors)
-        self.team = Team([selector.agent for selector in selectors])
 
     def select(self, views: Sequence[View | None], ks: Sequence[int]) -> list[Choice | None]:
         """Choose in every lane that sees someone."""
-        lanes = enumerate(zip(views, self.team.look(views), strict=True))
-        seen = [
-            (r, view, glance)
-            for r, (view, glance) in lanes
-            if view is not None and glance is not None
-        ]
-        asked = [self.selectors[r].ask(view, ks[r], glance) for r, view, glance in seen]
-        config = self.selectors[0].config
-        picks = pick_each(asked, config.exploration, config.partial_random)
-        choices: list[Choice | None] = [None] * len(views)
-        for (r, view, glance), picked in zip(seen, picks, strict=True):
-            choices[r] = self.selectors[r].choose(view, ks[r], glance, picked)
+        agents = self.selectors[0].agents
+        by_lane: list[View | None] = [None] * agents.lanes
+        for selector, view in zip(self.selectors, views, strict=True):
+            by_lane[selector.lane] = view
+        scored_views = agents.score(by_lane)
+        choices: list[Choice | None] = []
+        for selector, view, k in zip(self.selectors, views, ks, strict=True):
+            scored = scored_views[selector.lane]
+            if view is None or scored is None:
+                choices.append(None)
+            else:
+                choices.append(selector.choose(view, k, scored))
         return choices
 
     def feedback(self, outcomes: Sequence[Outcome | None]) -> list[Mapping[str, float]]:
-        """Remember the rounds that were played and learn from all that is remembered."""
-        pairs = list(zip(self.selectors, outcomes, strict=True))
-        metrics = [{} if outcome is None else one.remember(outcome) for one, outcome in pairs]
-        learns = [
-            None if outcome is None or one.frozen else outcome.round_num for one, outcome in pairs
-        ]
-        lessons = self.team.learn(learns)
-        for said, lesson in zip(metrics, lessons, strict=True):
-            if said and lesson.td_loss is not None:
-                said["server_flops"] += lesson.flops
-                said["td_loss"] = lesson.td_loss
-        return list(metrics)
+        """Remember the finished rounds and learn; returns the metrics of every lane."""
+        agents = self.selectors[0].agents
+        all_metrics: list[dict[str, float]] = []
+        rounds: dict[int, Round] = {}
+        round_nums: list[int | None] = [None] * agents.lanes
+        for selector, outcome in zip(self.selectors, outcomes, strict=True):
+            metrics: dict[str, float] = {}
+            if outcome is not None:
+                finished, metrics = selector.finish_round(outcome)
+                if not selector.frozen:
+                    rounds[selector.lane] = finished
+                    round_nums[selector.lane] = outcome.round_num
+            all_metrics.append(metrics)
+        agents.remember(rounds)
+        results = agents.learn(round_nums)
+        for selector, metrics in zip(self.selectors, all_metrics, strict=True):
+            _add_learning(metrics, results[selector.lane])
+        return list(all_metrics)
+
+
+def _add_learning(metrics: dict[str, float], result: LearningResult) -> None:
+    if result.td_loss is not None:
+        metrics["td_loss"] = result.td_loss
+        metrics["server_flops"] += result.flops
 
 
 def build(setting: Setting) -> Method:
@@ -229,6 +248,7 @@ def build(setting: Setting) -> Method:
         agent,
         sketch_dim=setting.config.sketch.size,
         num_classes=setting.num_classes,
+        num_clients=setting.num_clients,
         seed=setting.seed,
         device=setting.device,
     )

@@ -1,8 +1,8 @@
 """Pretraining (`fedglimpse teach`): one policy from many simulated federations, for a new one.
 
 The federations run side by side with random selections, and one Q-network learns from everything
-they remember (`agent/school.py`). A few of them are held out: on these, the values of the network
-are compared with the rewards that were observed.
+they remember (`agent/pretraining.py`). A few of them are held out: on these, the values of the
+network are compared with the rewards that were observed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any, cast
 
-from fedglimpse.agent.agent import Agent
-from fedglimpse.agent.school import School
+from fedglimpse.agent.agent import Agents
+from fedglimpse.agent.pretraining import PooledMemories
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.methods.glimpse import GlimpseSelector
@@ -86,27 +86,21 @@ def _train(
 ) -> Taught:
     """Train a new agent on what the agents of the lanes remember."""
     held_out_seeds = held_out([lane.seed for lane in lanes])
-    training_agents: list[Agent] = []
-    held_out_agents: list[Agent] = []
+    training: list[GlimpseSelector] = []
+    held_out_selectors: list[GlimpseSelector] = []
     for lane in lanes:
-        agent = cast(GlimpseSelector, lane.method.selector).agent
-        agents = held_out_agents if lane.seed in held_out_seeds else training_agents
-        agents.append(agent)
-    teachers = School(training_agents)
-    if not len(teachers.places):
+        selectors = held_out_selectors if lane.seed in held_out_seeds else training
+        selectors.append(cast(GlimpseSelector, lane.method.selector))
+    memories = pooled(training)
+    if not len(memories.starts):
         raise UserError(
             "No update was used in any round, so there is nothing to learn from: too few clients "
             "were visible (visibility.min_visible) or they diverged (local.lr).",
             key="local.lr",
         )
-    pupil = Agent(
-        config.agent,
-        sketch_dim=config.sketch.size,
-        num_classes=lanes[0].population.dataset.num_classes,
-        seed=config.seeds[0],
-        device=str(teachers.device),
-    )
-    losses = teachers.teach(pupil, lessons, config.seeds[0], after_lesson)
+    agents = memories.agents
+    pupil = Agents(config.agent, agents.sizes, config.seeds[:1], agents.device)
+    losses = memories.train(pupil, lessons, config.seeds[0], after_lesson)
     last_tenth = losses[-max(lessons // 10, 1) :]
     td_loss = mean(last_tenth)
     if not math.isfinite(td_loss):
@@ -114,15 +108,20 @@ def _train(
             f"Training diverged (TD loss {td_loss}): lower agent.lr={config.agent.lr}.",
             key="agent.lr",
         )
-    agreements = School(held_out_agents).agreement(pupil) if held_out_agents else []
+    agreements = pooled(held_out_selectors).agreement(pupil) if held_out_selectors else []
     return Taught(
-        policy=pupil.policy() | {"step": config.rounds, "sketch": asdict(config.sketch)},
-        runs=len(training_agents),
-        rounds=sum(agent.replay.count for agent in training_agents),
+        policy=pupil.policy(0) | {"step": config.rounds, "sketch": asdict(config.sketch)},
+        runs=len(training),
+        rounds=int(agents.memory.count.sum()),
         td_loss=td_loss,
         held_out=len(agreements),
         agreement=Estimate.of(agreements) if agreements else None,
     )
+
+
+def pooled(selectors: Sequence[GlimpseSelector]) -> PooledMemories:
+    """Return what the agents of some selectors remember."""
+    return PooledMemories(Agents.joined([(one.agents, one.lane) for one in selectors]))
 
 
 def held_out(seeds: Sequence[int]) -> set[int]:

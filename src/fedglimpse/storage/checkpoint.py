@@ -20,7 +20,7 @@ import torch
 from fedglimpse.errors import UserError
 from fedglimpse.version import VERSION
 
-FORMAT = 3  # raised when an old one can no longer be read
+FORMAT = 4  # raised when an old one can no longer be read
 NAME, COMING = "checkpoint.pt", "checkpoint.coming.pt"
 
 

@@ -1,0 +1,133 @@
+"""One Q-network trained on the memories of many runs.
+
+A run of a few hundred rounds has one reward a round, too few to tell clients apart. Runs of other
+federations that selected at random have many more. Identities do not carry over from one federation
+to another, but what clients report of themselves means the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedglimpse import rng
+from fedglimpse.agent.agent import Agents
+from fedglimpse.agent.inputs import standardised
+from fedglimpse.agent.learner import class_scores, set_value
+from fedglimpse.agent.memory import Sampled
+
+LEAST_ROUNDS = 10  # of a run, to correlate Q-values with rewards
+
+
+class PooledMemories:
+    """What the agents of several runs with the same settings remember, to train one network on."""
+
+    def __init__(self, agents: Agents) -> None:
+        """Take what the lanes of `agents` remember; later rounds are not noticed."""
+        self.agents, self.config = agents, agents.config
+        memory = agents.memory
+        self.starts = torch.cat([self._starts_of(lane) for lane in range(agents.lanes)])  # [M, 2]
+        self.width = max(int(memory.visible.max()), 1)
+        self._oldest = torch.from_numpy(memory.oldest)  # [R]
+        self._sketches = memory.rows["sketch"]  # [R, capacity, D], each on the scale of its run
+        if self.config.normalise_history:
+            mean, factor = (tensor.to(agents.device) for tensor in agents.scale.numbers())
+            self._sketches = standardised(self._sketches, mean, factor)
+
+    def _starts_of(self, lane: int) -> Tensor:
+        """Return where the transitions of a lane begin: (lane, round) `[m, 2]`."""
+        rounds = torch.from_numpy(self.agents.memory.starts(lane))
+        return torch.stack([torch.full_like(rounds, lane), rounds], dim=1)
+
+    def sampled(self, starts: Tensor) -> Sampled:
+        """Return transitions that begin at (lane, round) `[B, 2]` as those of one lane."""
+        lanes, rounds = starts.unbind(1)
+        device = self.agents.device
+        return Sampled(
+            lanes[None].to(device),
+            rounds[None].to(device),
+            self._oldest[lanes][None].to(device),
+            self._sketches,
+        )
+
+    def train(
+        self, pupil: Agents, lessons: int, seed: int, after: Callable[[], None] = lambda: None
+    ) -> list[float]:
+        """Train `pupil` on mini-batches of all memories; returns the TD loss of each.
+
+        Steps become smaller until the last, so that the result does not hang on the last few.
+
+        Args:
+            pupil: one lane with the same settings.
+            lessons: mini-batches.
+            seed: of the draws.
+            after: called after every lesson.
+        """
+        size, device = self.config.batch_size, self.agents.device
+        weights = torch.full((1, size), 1 / size, device=device)
+        active = torch.ones(1, 1, device=device)
+        discount = self.config.gamma**self.config.n_step
+        losses = []
+        for lesson in range(lessons):
+            pupil.learner.lr = self.config.lr * (1 - lesson / lessons)
+            draw = rng.generator(seed, "lesson", lesson)
+            drawn = torch.randint(len(self.starts), (size,), generator=draw)
+            sampled = self.sampled(self.starts[drawn])
+            batch = self.agents.memory.gather(sampled, self.width, full=False)
+            later = self.agents.memory.gather_next(sampled, self.width, full=False)
+            targets = batch.returns + discount * pupil.learner.future(later)
+            losses.append(pupil.learner.update(batch, targets, weights, active))
+            after()
+        return torch.cat(losses).tolist() if losses else []
+
+    @torch.no_grad()
+    def agreement(self, pupil: Agents) -> list[float]:
+        """Correlate the pupil's values of the selected sets with the changes of the reward.
+
+        Returns:
+            One correlation for each run, over its own rounds; none for a run with too few rounds,
+            or whose values or rewards are all the same.
+        """
+        correlations = []
+        for lane in range(self.agents.lanes):
+            starts = self._starts_of(lane)
+            starts = starts[starts[:, 1] > self._oldest[lane]]  # there is a round before
+            if not len(starts):
+                continue
+            batch = self.agents.memory.gather(self.sampled(starts), self.width, full=False)
+            q = class_scores(pupil.learner.online(batch.obs)[0][0], self.config.per_class_score)
+            mask, chosen = batch.obs.mask[0], batch.chosen[0]
+            some_left = (chosen.sum(1) < mask.sum(1)).cpu()  # not everybody was selected
+            values = advantage(q, mask, chosen).cpu()[some_left]
+            changes = reward_changes(self.agents, lane, starts[:, 1])[some_left]
+            if len(values) < LEAST_ROUNDS:
+                continue
+            correlation = torch.corrcoef(torch.stack([values, changes]))[0, 1]
+            if correlation.isfinite():
+                correlations.append(float(correlation))
+        return correlations
+
+
+def advantage(q: Tensor, mask: Tensor, chosen: Tensor) -> Tensor:
+    """Return how far the mean Q of the chosen lies above that of all, in standard deviations.
+
+    Args:
+        q: of every slot.  # [B, V]
+        mask: True for real clients.  # [B, V]
+        chosen: True for the chosen.  # [B, V]
+    """
+    count = mask.sum(1)
+    mean = set_value(q, mask)
+    spread = (torch.where(mask, q - mean[:, None], 0.0).square().sum(1) / count).sqrt()
+    return (set_value(q, chosen) - mean) / spread.clamp_min(1e-12)  # [B]
+
+
+def reward_changes(agents: Agents, lane: int, rounds: Tensor) -> Tensor:
+    """Return the change of the reward in rounds of a lane `[B]`, over classes the mean."""
+    rewards = agents.memory.rows["reward"][lane].cpu().mean(1)  # [capacity]
+    now = rewards[rounds % len(rewards)]
+    if agents.config.reward == "change":
+        return now
+    return now - rewards[(rounds - 1) % len(rewards)]
