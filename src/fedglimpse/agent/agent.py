@@ -160,8 +160,17 @@ class Agents:
         history, exists = self.history.window()  # [R, H+1, D], [R, H+1]
         if self.config.normalise_history:
             history = standardised(history, *self.scale.numbers())
-        tensors = (clients, ids, mask, history, exists)
-        return Observation(*(tensor.unsqueeze(1).to(self.device) for tensor in tensors))
+
+        def on_device(tensor: Tensor) -> Tensor:
+            return tensor.unsqueeze(1).to(self.device)  # one round of each lane
+
+        return Observation(
+            on_device(clients),
+            on_device(ids),
+            on_device(mask),
+            on_device(history),
+            on_device(exists),
+        )
 
     def _q_values(self, obs: Observation) -> tuple[Tensor, Tensor | None]:
         """Return Q and attention weights of the online networks; on a GPU from a recording."""

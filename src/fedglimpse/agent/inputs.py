@@ -36,8 +36,14 @@ class Observation(NamedTuple):
 
     def part(self, rounds: slice) -> Observation:
         """Return some of the rounds of every lane."""
-        tensors = [tensor[:, rounds] for tensor in self.tensors()]
-        return Observation(*tensors, full=self.full)  # type: ignore[misc,arg-type]
+        return Observation(
+            self.clients[:, rounds],
+            self.ids[:, rounds],
+            self.mask[:, rounds],
+            self.history[:, rounds],
+            self.history_mask[:, rounds],
+            self.full,
+        )
 
 
 def features_of(views: Sequence[View], kind: str, standardise: bool) -> list[Tensor]:

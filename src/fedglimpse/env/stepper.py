@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.agent.history import History
+from fedglimpse.agent.inputs import History
 from fedglimpse.env.settings import Settings
 from fedglimpse.errors import UserError, require
 from fedglimpse.methods.base import Stateless
@@ -183,15 +183,15 @@ class LaneStepper:
 
     def _new_history(self) -> History:
         config = self.settings.config
-        return History(config.agent.history, config.sketch.size)
+        return History(1, config.agent.history, config.sketch.size)
 
     def _observe(self, views: Sequence[View | None]) -> list[LaneObservation]:
         """Store and return the observations of a round that has started."""
         self.observations = []
         for lane, history, view in zip(self.world.lanes, self.histories, views, strict=True):
             if view is not None:
-                history.push(view.server["global_sketch"], view.round_num)
-            sketches, mask = history.window()
+                history.push(0, view.server["global_sketch"], view.round_num)
+            sketches, mask = (tensor[0] for tensor in history.window())
             observation = LaneObservation(lane.seed, lane.round_num, view, sketches.clone(), mask)
             self.observations.append(observation)
         return self.observations
@@ -223,7 +223,7 @@ class LaneStepper:
         return {
             "seeds": list(self.seeds),
             "lanes": [self.world.lane_state(index) for index in range(self.num_lanes)],
-            "histories": [history.state_dict() for history in self.histories],
+            "histories": [history.state_dict(0) for history in self.histories],
             "observed": bool(self.observations),
         }
 
@@ -233,7 +233,7 @@ class LaneStepper:
             if seed is not None:
                 self.restart({index: seed})
             self.world.load_lane_state(index, state["lanes"][index])
-            self.histories[index].load_state_dict(state["histories"][index])
+            self.histories[index].load_state_dict(0, state["histories"][index])
         if state["observed"]:
             self.observe()
 
