@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.config import AgentConfig, Sizes
 from fedglimpse.agent.inputs import Observation
-from fedglimpse.agent.network import QNetwork, Sizes
+from fedglimpse.agent.network import QNetwork
 from fedglimpse.methods.glimpse import GlimpseSelector
 from fedglimpse.rng import generator
 from fedglimpse.types import Outcome, View

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from rl_fakes import C, D, N, config
 
+from fedglimpse.agent.config import Sizes
 from fedglimpse.agent.learner import AgentLearner, class_scores, set_value, top_members
-from fedglimpse.agent.network import Sizes
 
 
 def learner(**changes: object) -> AgentLearner:

@@ -7,10 +7,9 @@ import io
 import numpy as np
 import torch
 
-from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.config import AgentConfig, Sizes
 from fedglimpse.agent.inputs import Observation
 from fedglimpse.agent.memory import Memory, NextRounds, NStepBatch, Round, Sampled
-from fedglimpse.agent.network import Sizes
 
 REWARDS = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 

@@ -10,8 +10,8 @@ import torch
 from rl_fakes import C, D, N, config, outcome, selector, view
 
 from fedglimpse.agent.agent import Agents
+from fedglimpse.agent.config import Sizes
 from fedglimpse.agent.memory import Round
-from fedglimpse.agent.network import Sizes
 from fedglimpse.agent.pretraining import PooledMemories, advantage, reward_changes
 
 

@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.config import AgentConfig, Sizes
 from fedglimpse.agent.inputs import client_features, finite
 from fedglimpse.agent.memory import Round
-from fedglimpse.agent.network import Sizes
 from fedglimpse.types import View
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.agent import policy as policies
-from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.config import AgentConfig, Sizes
 from fedglimpse.agent.cuda_graph import Graphed
 from fedglimpse.agent.flops import forward_flops, update_flops
 from fedglimpse.agent.inputs import (
@@ -30,7 +30,6 @@ from fedglimpse.agent.inputs import (
 )
 from fedglimpse.agent.learner import AgentLearner, class_scores
 from fedglimpse.agent.memory import Memory, Round, Sampled
-from fedglimpse.agent.network import Sizes
 from fedglimpse.types import View
 
 

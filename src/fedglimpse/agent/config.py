@@ -9,7 +9,7 @@ horizon and window can be set apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedglimpse.errors import require
 from fedglimpse.fields import check_fields, setting
@@ -135,6 +135,22 @@ class AgentConfig:
         """What the selector must be shown, see `fedglimpse.federation.reports`."""
         extra = {"proxy_histogram"} if self.aux_weight > 0 else set()
         return frozenset({*CLIENT_REPORTS[self.input], "global_sketch", "reward", *extra})
+
+
+class Sizes(NamedTuple):
+    """Sizes of networks and memories that the configuration of an agent does not say."""
+
+    sketch_dim: int  # D, floats of a client's and of the global sketch
+    num_classes: int  # C
+    num_clients: int  # N
+
+    def features(self, config: AgentConfig) -> int:
+        """Return F, the features of a client."""
+        return self.sketch_dim if config.reads_sketches else 1 + len(NUMBERS[config.input])
+
+    def outputs(self, config: AgentConfig) -> int:
+        """Return the Q-values per client, 1 or C."""
+        return self.num_classes if config.q_output == "per_class" else 1
 
 
 ARCHITECTURE: tuple[str, ...] = (  # a policy fits only an agent that agrees on all of these

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.config import AgentConfig, Sizes
 from fedglimpse.agent.memory import NextRounds, NStepBatch
-from fedglimpse.agent.network import QNetwork, Sizes
+from fedglimpse.agent.network import QNetwork
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # torch.optim.Adam's defaults
 _CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_

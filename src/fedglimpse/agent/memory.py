@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.config import AgentConfig, Sizes
 from fedglimpse.agent.inputs import Observation
-from fedglimpse.agent.network import Sizes
 
 FIRST_WIDTH = 16  # visible clients that a row has room for at first
 _BY_SLOT = ("clients", "ids", "mask", "chosen")  # rows with one entry for each visible client

@@ -14,34 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.agent.config import NUMBERS, AgentConfig
+from fedglimpse.agent.config import AgentConfig, Sizes
 from fedglimpse.agent.inputs import Observation
 
 BLOCKED = -1e9
 _IDENTITY_BLOCK = 64  # identities drawn together; a first value depends on seed and id only
-
-
-class Sizes(NamedTuple):
-    """Sizes of a network that its configuration does not say."""
-
-    sketch_dim: int  # D, floats of a client's and of the global sketch
-    num_classes: int  # C
-    num_clients: int  # N
-
-    def features(self, config: AgentConfig) -> int:
-        """Return F, the features of a client."""
-        return self.sketch_dim if config.reads_sketches else 1 + len(NUMBERS[config.input])
-
-    def outputs(self, config: AgentConfig) -> int:
-        """Return the Q-values per client, 1 or C."""
-        return self.num_classes if config.q_output == "per_class" else 1
 
 
 class LaneLinear(nn.Module):

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.agent.config import ARCHITECTURE, AgentConfig
-from fedglimpse.agent.network import Sizes
+from fedglimpse.agent.config import ARCHITECTURE, AgentConfig, Sizes
 from fedglimpse.errors import UserError
 
 _TABLE = "identity.weight"

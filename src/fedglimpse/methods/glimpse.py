@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from fedglimpse.agent.agent import Agents, LearningResult, ScoredView
-from fedglimpse.agent.config import AgentConfig
+from fedglimpse.agent.config import AgentConfig, Sizes
 from fedglimpse.agent.explore import Picked, epsilon, pick
 from fedglimpse.agent.memory import Round
-from fedglimpse.agent.network import Sizes
 from fedglimpse.agent.policy import check_lessons, check_sketch, read_policy
 from fedglimpse.agent.reward import Shaping
 from fedglimpse.methods.base import MethodInfo, Setting
