@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.agent.config import AgentConfig, Sizes
+from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.inputs import Observation
 from fedglimpse.agent.network import QNetwork
 from fedglimpse.methods.glimpse import GlimpseSelector
@@ -33,7 +33,7 @@ def config(**changes: Any) -> AgentConfig:
 
 def network(seed: int = 0, **changes: Any) -> QNetwork:
     """A network of one lane."""
-    return QNetwork(config(**changes), Sizes(D, C, N), [seed], torch.device("cpu"))
+    return QNetwork(config(**changes), AgentSizes(D, C, N), [seed], torch.device("cpu"))
 
 
 def one_lane(obs: Observation) -> Observation:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from rl_fakes import C, D, N, config
 
-from fedglimpse.agent.config import Sizes
+from fedglimpse.agent.config import AgentSizes
 from fedglimpse.agent.learner import AgentLearner, class_scores, set_value, top_members
 
 
 def learner(**changes: object) -> AgentLearner:
-    return AgentLearner(config(**changes), Sizes(D, C, N), [0, 1, 2], torch.device("cpu"))
+    return AgentLearner(config(**changes), AgentSizes(D, C, N), [0, 1, 2], torch.device("cpu"))
 
 
 def test_q_of_a_set_is_the_mean_of_its_clients() -> None:

@@ -7,9 +7,9 @@ import io
 import numpy as np
 import torch
 
-from fedglimpse.agent.config import AgentConfig, Sizes
+from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.inputs import Observation
-from fedglimpse.agent.memory import Memory, NextRounds, NStepBatch, Round, Sampled
+from fedglimpse.agent.memory import NextRounds, NStepBatch, ReplayMemory, Round, Sampled
 
 REWARDS = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 
@@ -22,7 +22,9 @@ class OneLane:
             buffer=capacity, n_step=n_step, history=history, gamma=0.9, input="grad",
             q_output="per_class" if classes else "scalar",
         )  # fmt: skip
-        self.memory = Memory(2, settings, Sizes(1, classes or 2, 99), torch.device("cpu"))
+        self.memory = ReplayMemory(
+            2, settings, AgentSizes(1, classes or 2, 99), torch.device("cpu")
+        )
 
     def add(self, item: Round) -> None:
         self.memory.add({1: item})

@@ -10,7 +10,7 @@ import torch
 from rl_fakes import C, D, N, config, outcome, selector, view
 
 from fedglimpse.agent.agent import Agents
-from fedglimpse.agent.config import Sizes
+from fedglimpse.agent.config import AgentSizes
 from fedglimpse.agent.memory import Round
 from fedglimpse.agent.pretraining import PooledMemories, advantage, reward_changes
 
@@ -29,7 +29,7 @@ def played(*lanes: int, rounds: int = 14, **settings: Any) -> Agents:
 
 
 def fresh(seed: int = 9, **settings: Any) -> Agents:
-    return Agents(config(**settings), Sizes(D, C, N), [seed], torch.device("cpu"))
+    return Agents(config(**settings), AgentSizes(D, C, N), [seed], torch.device("cpu"))
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -66,7 +66,7 @@ SETTINGS: dict[str, Any] = {
 
 def synthetic(seeds: range, worth: float, rounds: int = 120) -> Agents:
     """Agents in whose federations the last feature but one says what a client is worth."""
-    agents = Agents(config(**SETTINGS), Sizes(D, C, N), list(seeds), torch.device("cpu"))
+    agents = Agents(config(**SETTINGS), AgentSizes(D, C, N), list(seeds), torch.device("cpu"))
     for lane, seed in enumerate(seeds):
         draw = torch.Generator().manual_seed(seed)
         for _ in range(rounds):

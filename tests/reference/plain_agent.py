@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.agent.config import AgentConfig, Sizes
+from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.inputs import client_features, finite
 from fedglimpse.agent.memory import Round
 from fedglimpse.types import View
@@ -71,7 +71,7 @@ class CrossAttention(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, config: AgentConfig, sizes: Sizes) -> None:
+    def __init__(self, config: AgentConfig, sizes: AgentSizes) -> None:
         super().__init__()
         dim = config.d_token
         self.client_input = nn.Linear(sizes.features(config), dim)
@@ -147,7 +147,7 @@ class Identity(nn.Module):
 class PlainQNetwork(nn.Module):
     """Parameters have the names of `QNetwork.lane_weights`."""
 
-    def __init__(self, config: AgentConfig, sizes: Sizes, weights: dict[str, Tensor]) -> None:
+    def __init__(self, config: AgentConfig, sizes: AgentSizes, weights: dict[str, Tensor]) -> None:
         super().__init__()
         has_identity = config.identity == "table"
         self.identity = Identity(sizes.num_clients, config.identity_dim) if has_identity else None
@@ -175,7 +175,7 @@ class PlainAgent:
     """An agent of one lane."""
 
     def __init__(
-        self, config: AgentConfig, sizes: Sizes, seed: int, weights: dict[str, Tensor]
+        self, config: AgentConfig, sizes: AgentSizes, seed: int, weights: dict[str, Tensor]
     ) -> None:
         self.config, self.seed = config, seed
         self.online = PlainQNetwork(config, sizes, weights)

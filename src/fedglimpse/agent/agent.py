@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.agent import policy as policies
-from fedglimpse.agent.config import AgentConfig, Sizes
+from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.cuda_graph import Graphed
 from fedglimpse.agent.flops import forward_flops, update_flops
 from fedglimpse.agent.inputs import (
@@ -29,7 +29,7 @@ from fedglimpse.agent.inputs import (
     standardised,
 )
 from fedglimpse.agent.learner import AgentLearner, class_scores
-from fedglimpse.agent.memory import Memory, Round, Sampled
+from fedglimpse.agent.memory import ReplayMemory, Round, Sampled
 from fedglimpse.types import View
 
 
@@ -66,7 +66,7 @@ class Agents:
     """Score visible clients and learn from rounds; know nothing about how sets are picked."""
 
     def __init__(
-        self, config: AgentConfig, sizes: Sizes, seeds: Sequence[int], device: torch.device
+        self, config: AgentConfig, sizes: AgentSizes, seeds: Sequence[int], device: torch.device
     ) -> None:
         """Start without experience (Algorithm 1, lines 2-4).
 
@@ -80,7 +80,7 @@ class Agents:
         self.seeds, self.device = list(seeds), device
         self.lanes = len(self.seeds)
         self.learner = AgentLearner(config, sizes, seeds, device)
-        self.memory = Memory(self.lanes, config, sizes, device)
+        self.memory = ReplayMemory(self.lanes, config, sizes, device)
         self.history = History(self.lanes, config.history, sizes.sketch_dim)
         self.scale = RunningScale(self.lanes, sizes.sketch_dim)
         self._flops: dict[tuple[int, int], int] = {}

@@ -137,8 +137,8 @@ class AgentConfig:
         return frozenset({*CLIENT_REPORTS[self.input], "global_sketch", "reward", *extra})
 
 
-class Sizes(NamedTuple):
-    """Sizes of networks and memories that the configuration of an agent does not say."""
+class AgentSizes(NamedTuple):
+    """AgentSizes of networks and memories that the configuration of an agent does not say."""
 
     sketch_dim: int  # D, floats of a client's and of the global sketch
     num_classes: int  # C

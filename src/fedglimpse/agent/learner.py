@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse.agent.config import AgentConfig, Sizes
+from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.memory import NextRounds, NStepBatch
 from fedglimpse.agent.network import QNetwork
 
@@ -53,7 +53,7 @@ class AgentLearner:
     """Online networks that learn and pick, target networks that follow and value the pick."""
 
     def __init__(
-        self, config: AgentConfig, sizes: Sizes, seeds: Sequence[int], device: torch.device
+        self, config: AgentConfig, sizes: AgentSizes, seeds: Sequence[int], device: torch.device
     ) -> None:
         """Start with the target as a copy of the online network (Algorithm 1, line 4)."""
         self.config, self.lr = config, config.lr

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedglimpse.agent.config import AgentConfig, Sizes
+from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.inputs import Observation
 
 FIRST_WIDTH = 16  # visible clients that a row has room for at first
@@ -69,10 +69,12 @@ class Sampled(NamedTuple):
     sketches: Tensor  # [lanes of the memory, rows, D] sketches of all rounds as networks see them
 
 
-class Memory:
+class ReplayMemory:
     """A ring of rounds for each of R lanes, from which n-step transitions are drawn."""
 
-    def __init__(self, lanes: int, config: AgentConfig, sizes: Sizes, device: torch.device) -> None:
+    def __init__(
+        self, lanes: int, config: AgentConfig, sizes: AgentSizes, device: torch.device
+    ) -> None:
         """Allocate `config.buffer` rounds for each lane."""
         self.config, self.device = config, device
         self.lanes, self.capacity = lanes, config.buffer

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.agent.config import AgentConfig, Sizes
+from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.inputs import Observation
 
 BLOCKED = -1e9
@@ -356,7 +356,7 @@ class QNetwork(nn.Module):
     """Q-values of visible clients from their features, identities and the global history."""
 
     def __init__(
-        self, config: AgentConfig, sizes: Sizes, seeds: Sequence[int], device: torch.device
+        self, config: AgentConfig, sizes: AgentSizes, seeds: Sequence[int], device: torch.device
     ) -> None:
         """Build a network for each lane, with weights drawn from its seed alone.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.agent.config import ARCHITECTURE, AgentConfig, Sizes
+from fedglimpse.agent.config import ARCHITECTURE, AgentConfig, AgentSizes
 from fedglimpse.errors import UserError
 
 _TABLE = "identity.weight"
@@ -23,7 +23,7 @@ _AUXILIARY = "histogram_head."
 _RETIRED = {"encoder": "attention", "history_input": "models"}  # what older policies may differ in
 
 
-def pack(weights: dict[str, Tensor], config: AgentConfig, sizes: Sizes) -> dict[str, Any]:
+def pack(weights: dict[str, Tensor], config: AgentConfig, sizes: AgentSizes) -> dict[str, Any]:
     """Describe a policy with tensors and plain values only.
 
     Args:
@@ -40,7 +40,7 @@ def pack(weights: dict[str, Tensor], config: AgentConfig, sizes: Sizes) -> dict[
     }
 
 
-def check(policy: dict[str, Any], config: AgentConfig, sizes: Sizes) -> None:
+def check(policy: dict[str, Any], config: AgentConfig, sizes: AgentSizes) -> None:
     """Raise UserError where the policy does not fit an agent built from `config` and `sizes`."""
     for key, ours in _RETIRED.items():
         _check_same(f"agent.{key}", policy["agent"].get(key, ours), ours)

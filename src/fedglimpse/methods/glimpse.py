@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedglimpse.agent.agent import Agents, LearningResult, ScoredView
-from fedglimpse.agent.config import AgentConfig, Sizes
+from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.explore import Picked, epsilon, pick
 from fedglimpse.agent.memory import Round
 from fedglimpse.agent.policy import check_lessons, check_sketch, read_policy
@@ -59,7 +59,7 @@ class GlimpseSelector:
         self.sketch: dict[str, Any] = {}  # how sketches are made, for the policy
         self.step = 0  # rounds acted: the t of the epsilon schedule
         self.shaping = Shaping(config.gamma) if config.reward == "change" else None
-        sizes = Sizes(sketch_dim, num_classes, num_clients)
+        sizes = AgentSizes(sketch_dim, num_classes, num_clients)
         self.agents = Agents(config, sizes, [seed], torch.device(device))
         self.lane = 0
         self._unknown = torch.full((num_classes,), torch.nan)  # a histogram that was not reported
