@@ -158,7 +158,6 @@ def test_picks_of_several_lanes_are_those_of_each() -> None:
     for before, places, after in zip(clients, slots, pick_each(clients, slots), strict=True):
         for name, value in vars(before).items():
             assert torch.equal(getattr(after, name), value[places])
-    assert pick_each([], []) == []
 
 
 def test_slices_of_one_tensor_are_read_where_they_are() -> None:

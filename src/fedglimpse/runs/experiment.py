@@ -152,11 +152,13 @@ class Pack:
             world.aggregate(world.collect(choices))  # the chosen train, if nobody has yet
             previous = world.score(on_test=self.lanes_on_test())
             stop = should_stop()
-            if stop or self.must_learn_now():
-                self.learn(previous, save=stop or self.is_checkpoint())
+            save = stop or any(run.is_due(run.config.checkpoint.every) for run in self.unfinished)
+            if save or not self.learning_can_wait():
+                self.learn(previous, save)
                 previous = None
-                if stop and any(run.rounds_left for run in self.unfinished):
-                    raise Stopped
+            if stop and any(not run.is_finished for run in self.unfinished):
+                raise Stopped
+            if save:
                 self.finish_runs()
 
     def learn(self, results: RoundResults | None, save: bool = False) -> None:
@@ -170,12 +172,14 @@ class Pack:
             return
         metrics = self.selectors.feedback(results.outcomes())
         records = results.records(metrics)
-        now = time.perf_counter()
-        seconds = (now - self._last_time) / len(records)
-        records = [{**record, "seconds": seconds} for record in records]
-        of_lane = {id(lane): record for lane, record in zip(results.lanes, records, strict=True)}
+        seconds = (time.perf_counter() - self._last_time) / len(records)
+        for record in records:
+            record["seconds"] = seconds
+        first = 0  # the lanes of the world are those of the unfinished runs, in order
         for run in self.unfinished:
-            run.add([of_lane[id(lane)] for lane in run.lanes])
+            last = first + len(run.lanes)
+            run.add(records[first:last])
+            first = last
         if save:
             self.save()
         self.listener.round(records)
@@ -183,17 +187,17 @@ class Pack:
 
     def lanes_on_test(self) -> list[bool]:
         """Return which lanes' newest models are scored on the test set."""
-        return [run.is_evaluated for run in self.unfinished for _ in run.lanes]
+        on_test: list[bool] = []
+        for run in self.unfinished:
+            on_test += [run.is_due(run.config.evaluate.every)] * len(run.lanes)
+        return on_test
 
-    def must_learn_now(self) -> bool:
-        """True where learning cannot wait until the clients of the next round train."""
-        if not trains_in_background(self.world) or self.is_checkpoint():
-            return True
-        return any(run.keeps_models for run in self.unfinished)
-
-    def is_checkpoint(self) -> bool:
-        """True after a round that is saved."""
-        return any(run.is_checkpoint for run in self.unfinished)
+    def learning_can_wait(self) -> bool:
+        """True where learning can wait until the clients of the next round train."""
+        if not trains_in_background(self.world):
+            return False
+        keeps = [run.is_due(run.config.checkpoint.keep_models) for run in self.unfinished]
+        return not any(keeps)  # models are stored between two rounds
 
     def save(self) -> None:
         """Replace the checkpoints of all runs, so that they resume together.
@@ -214,8 +218,8 @@ class Pack:
 
     def finish_runs(self) -> None:
         """Finish the runs that have all their rounds, and take their lanes out of the world."""
-        finished = [run for run in self.unfinished if not run.rounds_left]
-        self.unfinished = [run for run in self.unfinished if run.rounds_left]
+        finished = [run for run in self.unfinished if run.is_finished]
+        self.unfinished = [run for run in self.unfinished if not run.is_finished]
         for run in finished:
             run.finish()
         if finished and self.unfinished:  # the lanes of the last runs stay, to be looked at
@@ -252,25 +256,14 @@ class PackedRun:
         return self.lanes[0].round_num
 
     @property
-    def rounds_left(self) -> int:
-        """Rounds that are still to be run; 0 for a run that is over."""
-        return max(self.config.rounds - self.rounds_done, 0)
+    def is_finished(self) -> bool:
+        """True after the last round."""
+        return self.rounds_done >= self.config.rounds
 
-    @property
-    def is_evaluated(self) -> bool:
-        """True after a round whose model is scored on the test set."""
-        return self.rounds_done % self.config.evaluate.every == 0 or not self.rounds_left
-
-    @property
-    def is_checkpoint(self) -> bool:
-        """True after a round that is saved."""
-        return self.rounds_done % self.config.checkpoint.every == 0 or not self.rounds_left
-
-    @property
-    def keeps_models(self) -> bool:
-        """True after a round whose models are kept."""
-        every = self.config.checkpoint.keep_models
-        return every > 0 and (self.rounds_done % every == 0 or not self.rounds_left)
+    def is_due(self, every: int) -> bool:
+        """True after every `every`-th round and after the last one; 0: never."""
+        rounds_done = self.lanes[0].round_num
+        return every > 0 and (rounds_done % every == 0 or rounds_done >= self.config.rounds)
 
     def open(self, resume: bool) -> None:
         """Make the folder ready and continue where the run stopped, if it did."""
@@ -293,7 +286,7 @@ class PackedRun:
 
     def _keep_models(self) -> None:
         """Keep the models that the coming round starts from, if the configuration says so."""
-        if self.keeps_models and self.folder is not None:
+        if self.folder is not None and self.is_due(self.config.checkpoint.keep_models):
             states = self.world.states[positions_of(self.world, self.lanes)]
             save_models(self.folder.path, self.rounds_done, states)
 

@@ -81,8 +81,9 @@ class LaneRound:
         passes = visible.shape[0] < max(lane.min_visible, 1)
         return LaneRound(lane.round_num, examples, visible, sizes, passes)
 
-    def note_training(self, ids: Tensor, clients: TrainedClients) -> None:
+    def note_training(self, lane: Lane, ids: Tensor, clients: TrainedClients) -> None:
         """Note that the clients `ids` have trained; `clients` are those with a finite update."""
+        lane.visits += len(ids)
         finite_ids = set(clients.ids.tolist())
         self.trained_ids = ids.tolist()
         self.rejected_ids = [client for client in self.trained_ids if client not in finite_ids]

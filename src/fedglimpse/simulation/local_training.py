@@ -108,20 +108,27 @@ def train(
     parallel = {r: ids for r, ids in ids_by_lane.items() if r not in chains}
     heads = {r: states[r] for r in chains}  # where the next client of each chain starts
     groups = parallel_groups(lanes, states, parallel)
-    trained: dict[int, list[TrainedClients]] = {r: [] for r in ids_by_lane}
+    links: dict[int, list[TrainedClients]] = {r: [] for r in chains}  # one client each
+    trained: dict[int, TrainedClients] = {}
     stage = 0
     while True:
         for r, ids in chains.items():
             if stage < len(ids):
                 groups.append(ClientGroup(r, ids[stage : stage + 1], heads[r].expand(1, -1), stage))
         if not groups:
-            return {r: TrainedClients.joined(parts) for r, parts in trained.items()}
+            break
         for r, clients in launch(trainer, lanes, groups, client_rows).wait().items():
-            trained[r].append(clients)
-            if r in chains and len(clients.ids):
-                heads[r] = clients.states[-1]
+            if r in chains:
+                links[r].append(clients)
+                if len(clients.ids):
+                    heads[r] = clients.states[-1]
+            else:
+                trained[r] = clients
         groups = []
         stage += 1
+    for r, parts in links.items():
+        trained[r] = TrainedClients.joined(parts)
+    return trained
 
 
 def launch(

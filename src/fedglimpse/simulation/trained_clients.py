@@ -31,8 +31,6 @@ class TrainedClients:
     @staticmethod
     def joined(parts: Sequence[TrainedClients]) -> TrainedClients:
         """Return the clients of all parts, in order."""
-        if len(parts) == 1:
-            return parts[0]
         return TrainedClients(
             ids=torch.cat([part.ids for part in parts]),
             starts=torch.cat([part.starts for part in parts]),
@@ -49,8 +47,6 @@ def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> lis
         clients: of each lane.
         slots: the positions in each lane, on the CPU.
     """
-    if not clients:
-        return []
     rows: list[int] = []  # positions among the clients of all lanes
     first_row = 0  # of a lane
     for trained, picked_slots in zip(clients, slots, strict=True):

@@ -108,32 +108,38 @@ class World:
             training: what `start_round` returned; it is waited for.
         """
         for r, clients in training.wait().items():
-            self._note_training(r, self.rounds[r].ids, clients)
+            self.rounds[r].note_training(self.lanes[r], self.rounds[r].ids, clients)
             self.rounds[r].set_candidates(clients)
-        visible = [r for r, now in enumerate(self.rounds) if not now.passes and len(now.ids)]
-        requests = []
-        for r in visible:
-            now = self.rounds[r]
-            lane = self.lanes[r]
-            needs = lane.method.selector.needs
+        with_view: list[int] = []
+        requests: list[ReportRequest] = []
+        for r, (lane, lane_round) in enumerate(zip(self.lanes, self.rounds, strict=True)):
+            if lane_round.passes or not len(lane_round.ids):
+                continue
+            with_view.append(r)
             requests.append(
-                ReportRequest(needs, lane.population, self.states[r], now.ids, now.candidates)
+                ReportRequest(
+                    lane.method.selector.needs,
+                    lane.population,
+                    self.states[r],
+                    lane_round.ids,
+                    lane_round.candidates,
+                )
             )
-        probe = self.reporter.report("probe", requests)
-        trained = self.reporter.report("trained", requests)
-        server = self.reporter.report("server", requests)
-        for i, r in enumerate(visible):
-            now = self.rounds[r]
+        probe_reports = self.reporter.report("probe", requests)
+        trained_reports = self.reporter.report("trained", requests)
+        server_reports = self.reporter.report("server", requests)
+        for i, r in enumerate(with_view):
             lane = self.lanes[r]
-            now.view = View(
+            lane_round = self.rounds[r]
+            lane_round.view = View(
                 round_num=lane.round_num,
-                ids=now.ids.clone(),  # a selector may change what it is given
-                sizes=now.sizes.clone(),
-                reports=probe[i] | trained[i],
-                server=server[i],
+                ids=lane_round.ids.clone(),  # a selector may change what it is given
+                sizes=lane_round.sizes.clone(),
+                reports=probe_reports[i] | trained_reports[i],
+                server=server_reports[i],
                 rng=rng.generator(lane.seed, "select", lane.round_num),
             )
-        return [now.view for now in self.rounds]
+        return [lane_round.view for lane_round in self.rounds]
 
     def collect(self, choices: Sequence[Choice | None]) -> dict[int, TrainedClients]:
         """Return the finite updates of the chosen clients, by lane; they train if nobody has yet.
@@ -150,18 +156,21 @@ class World:
                 late_ids[r] = self.rounds[r].ids[choice.slots]
             else:
                 early[r] = candidates
-        picked = pick_each(list(early.values()), [chosen[r].slots for r in early])
-        updates = dict(zip(early, picked, strict=True))
+        updates: dict[int, TrainedClients] = {}
+        if early:
+            picked = pick_each(list(early.values()), [chosen[r].slots for r in early])
+            updates |= zip(early, picked, strict=True)
         if late_ids:
             states = self.states.clone()
             trained = train(self.trainer, self.lanes, states, late_ids, self._client_rows)
             for r, clients in trained.items():
-                self._note_training(r, late_ids[r], clients)
+                self.rounds[r].note_training(self.lanes[r], late_ids[r], clients)
             updates |= trained
-        updates = {r: updates[r] for r in chosen}
         for r, choice in chosen.items():
             self.rounds[r].select(choice, updates[r])
-        self._collect_reports(updates)
+        with_reports = [r for r in chosen if self.lanes[r].needs_after]
+        if with_reports:
+            self._collect_reports(with_reports, updates)
         return updates
 
     def aggregate(self, updates: Mapping[int, TrainedClients]) -> None:
@@ -191,8 +200,8 @@ class World:
                     [updates[r] for r in positions],
                     num_params,
                 )
-        for lane, now in zip(self.lanes, self.rounds, strict=True):
-            now.candidates = None  # the states of all clients, which nobody needs any more
+        for lane, lane_round in zip(self.lanes, self.rounds, strict=True):
+            lane_round.candidates = None  # the states of all clients, which take much memory
             lane.round_num += 1
 
     def score(self, on_test: Sequence[bool]) -> RoundResults:
@@ -201,12 +210,12 @@ class World:
         Args:
             on_test: lanes whose model is scored on the test set, too.
         """
-        chosen = [r for r, now in enumerate(self.rounds) if now.selected is not None]
+        chose = [r for r, lane_round in enumerate(self.rounds) if lane_round.selected is not None]
         return RoundResults(
             lanes=list(self.lanes),
             rounds=self.rounds,
-            proxy_scores=self._score_proxies(chosen),
-            test_scores=self._score_on_test([r for r, wanted in enumerate(on_test) if wanted]),
+            proxy_scores=self._score_proxies(chose),
+            test_scores=self._score_on_test([r for r, is_due in enumerate(on_test) if is_due]),
             costs=self.costs,
         )
 
@@ -246,25 +255,23 @@ class World:
         lane.method.aggregator.load_state_dict(_on_device(saved["aggregator"], self.states))
         lane.reward.load_state_dict(saved["reward"])
 
-    def _note_training(self, r: int, ids: Tensor, clients: TrainedClients) -> None:
-        self.rounds[r].note_training(ids, clients)
-        self.lanes[r].visits += len(ids)
-
-    def _collect_reports(self, updates: Mapping[int, TrainedClients]) -> None:
+    def _collect_reports(
+        self, positions: Sequence[int], updates: Mapping[int, TrainedClients]
+    ) -> None:
         """Add what the chosen send with their updates; probes are at the global model."""
-        asked = [r for r in updates if self.lanes[r].needs_after]
-        if not asked:
-            return
         requests = []
-        for r in asked:
+        for r in positions:
             lane = self.lanes[r]
-            ids = updates[r].ids
-            state = self.states[r]
-            needs = lane.needs_after
-            requests.append(ReportRequest(needs, lane.population, state, ids, updates[r]))
+            clients = updates[r]
+            requests.append(
+                ReportRequest(
+                    lane.needs_after, lane.population, self.states[r], clients.ids, clients
+                )
+            )
         for phase in ("probe", "trained", "server"):
-            for r, reports in zip(asked, self.reporter.report(phase, requests), strict=True):
-                self.rounds[r].reports |= reports
+            reports = self.reporter.report(phase, requests)
+            for r, lane_reports in zip(positions, reports, strict=True):
+                self.rounds[r].reports |= lane_reports
 
     def _score_on_test(self, positions: Sequence[int]) -> ScoresByLane:
         """Start to score the global models of these lanes on the test set."""
@@ -274,7 +281,7 @@ class World:
         y = self.dataset.y_test
         same_x = x.expand(len(positions), *x.shape)
         same_y = y.expand(len(positions), -1)
-        scores = self.evaluator.scores_later(self._states_of(positions), same_x, same_y)
+        scores = self.evaluator.scores_later(self.states[positions], same_x, same_y)
         return lambda: dict(zip(positions, scores(), strict=True))
 
     def _score_proxies(self, positions: Iterable[int]) -> ScoresByLane:
@@ -285,7 +292,7 @@ class World:
         pending = []
         for size, members in by_size.items():
             x, y = self._proxy_set(size, [self.lanes[r] for r in members])
-            scores = self.evaluator.scores_later(self._states_of(members), x, y)
+            scores = self.evaluator.scores_later(self.states[members], x, y)
             pending.append((members, scores))
 
         def wait() -> dict[int, Scores]:
@@ -306,10 +313,6 @@ class World:
             stored = (lanes, x, y)
             self._proxy_sets[size] = stored
         return stored[1:]
-
-    def _states_of(self, positions: Sequence[int]) -> Tensor:
-        """Return global states to read `[n, d]`, in order; nothing is copied for all lanes."""
-        return self.states if len(positions) == len(self.lanes) else self.states[positions]
 
 
 def _on_device(value: Any, like: Tensor) -> Any:
