@@ -16,5 +16,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the federation that the app's configuration describes."""
     config, terms, out = from_run_config(context.run_config)
     strategy = GlimpseStrategy(config, Problem(make_model, **server_data(config)), terms, out)
-    told = {f"data.{name}": value for name, value in asdict(config.data).items()}
-    strategy.start(grid=grid, train_config=ConfigRecord({**told, "seed": config.seeds[0]}))
+    # Clients cut their share of the demonstration's data by these settings, see task.py.
+    settings = {f"data.{name}": value for name, value in asdict(config.data).items()}
+    settings["seed"] = config.seeds[0]
+    strategy.start(grid=grid, train_config=ConfigRecord(settings))

@@ -1,4 +1,4 @@
-"""What is learnt: replace model and data by your own."""
+"""The learning task: replace model and data by your own."""
 
 from functools import cache
 from typing import Any
@@ -38,13 +38,14 @@ def my_data(settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 @cache
 def split(keys: tuple[tuple[str, Any], ...], seed: int) -> Population:
-    """Cut the digits into shares, and a proxy set for the server."""
+    """Partition the digits over the clients, with a proxy set for the server."""
     return population_of(resolve(dict(keys)), load("digits"), seed)
 
 
 def server_data(config: Config) -> dict[str, Any]:
-    """Return the examples that the server judges models by."""
+    """Return the examples on which the server scores models."""
     population = population_of(config, load("digits"), config.seeds[0])
-    data = population.dataset
-    proxy = (data.x_train[population.proxy], data.y_train[population.proxy])
-    return {"proxy": proxy, "test": (data.x_test, data.y_test), "num_classes": 10}
+    dataset = population.dataset
+    proxy = (dataset.x_train[population.proxy], dataset.y_train[population.proxy])
+    test = (dataset.x_test, dataset.y_test)
+    return {"proxy": proxy, "test": test, "num_classes": 10}

@@ -13,8 +13,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 def test_the_example_is_what_new_writes(tmp_path: Path) -> None:
     new(tmp_path / "app")
     written = {p.name: p.read_text() for p in (tmp_path / "app").iterdir()}
-    there = {p.name: p.read_text() for p in EXAMPLE.iterdir() if p.is_file()}
-    assert written == there
+    example = {p.name: p.read_text() for p in EXAMPLE.iterdir() if p.is_file()}
+    assert written == example
     assert set(written) == {"client_app.py", "server_app.py", "task.py", "pyproject.toml"}
 
 

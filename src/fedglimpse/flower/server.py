@@ -62,7 +62,7 @@ class Server:
     """Runs a method on the clients of a Flower grid.
 
     Attributes:
-        config: a `Config`, or dotted keys; `data.clients` is how many clients there may be,
+        config: a `Config`, or dotted keys; `data.clients` is the largest number of clients,
             `visibility.*` hides some of those that are online.
         problem: model and the server's examples.
         terms: timeouts and quorum.
@@ -104,7 +104,7 @@ class Server:
             )
         if num_clients < 1:
             raise UserError(
-                "data.clients=0: say how many clients there may be, such as 100.",
+                "data.clients=0 lets no client take part: use the largest number of clients, such as 100.",
                 key="data.clients",
             )
         if self.terms.min_clients > num_clients:
