@@ -1,4 +1,4 @@
-"""Runs that cannot be on devices, or cannot go on, end in one sentence before anything is done."""
+"""Runs that cannot start or continue on devices end in one sentence before anything is sent."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from fedglimpse.theory.panel import measure_run
 from mistakes import mistake, mistake_naming
 
 
-def before(monkeypatch: pytest.MonkeyPatch, number: int, deed: Any) -> None:
-    """Do something before a round is played, once."""
-    play, todo = DeviceRound.run, [deed]
+def before_round(monkeypatch: pytest.MonkeyPatch, round_num: int, action: Any) -> None:
+    """Call `action` before a round runs, once."""
+    run_round = DeviceRound.run
+    actions = [action]
 
     def hooked(self: DeviceRound) -> Any:
-        if self.round_num == number and todo:
-            todo.pop()()
-        return play(self)
+        if self.round_num == round_num and actions:
+            actions.pop()()
+        return run_round(self)
 
     monkeypatch.setattr(DeviceRound, "run", hooked)
 
@@ -47,13 +48,14 @@ def kill() -> None:
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, settings = tmp_path / "r", small.config("fedavg", rounds=4)
+    out = tmp_path / "r"
+    settings = small.config("fedavg", rounds=4)
 
-    def second() -> None:
+    def start_second_server() -> None:
         with mistake_naming(str(out)):
             small.serve(small.grid(), settings, out)
 
-    before(monkeypatch, 2, second)
+    before_round(monkeypatch, 2, start_second_server)
     small.serve(small.grid(), settings, out)
     check_run_folder(out)  # every round once
     assert not list(out.glob("*.lock"))
@@ -63,7 +65,8 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.M
 def test_a_method_that_can_run_nowhere_is_refused_like_in_the_simulator(
     name: str, tmp_path: Path
 ) -> None:
-    settings, grid = small.config(f"faulty_methods:{name}"), small.grid()
+    settings = small.config(f"faulty_methods:{name}")
+    grid = small.grid()
     with pytest.raises(UserError) as simulated:
         experiment.run(settings)
     with pytest.raises(UserError) as served:
@@ -74,7 +77,7 @@ def test_a_method_that_can_run_nowhere_is_refused_like_in_the_simulator(
 
 
 @pytest.mark.parametrize("method", ["one_start", "lost", "talking"])
-def test_what_a_method_cannot_answer_is_the_simulators_sentence(method: str) -> None:
+def test_a_method_that_fails_in_a_round_gives_the_simulators_sentence(method: str) -> None:
     settings = small.config(f"faulty_methods:{method}")
     with pytest.raises(UserError) as simulated:
         experiment.run(settings)
@@ -83,23 +86,27 @@ def test_what_a_method_cannot_answer_is_the_simulators_sentence(method: str) -> 
     assert str(served.value) == str(simulated.value)
 
 
-def test_feedback_that_says_nothing_is_nothing() -> None:
+def test_feedback_may_return_none() -> None:
     settings = small.config("faulty_methods:silent")
-    assert [r["round"] for r in small.serve(small.grid(), settings).records] == [0, 1, 2]
+    records = small.serve(small.grid(), settings).records
+    assert [record["round"] for record in records] == [0, 1, 2]
 
 
-def test_visits_count_on_where_all_train_before_the_choice() -> None:
+def test_visits_are_counted_where_all_train_before_the_choice() -> None:
     settings = small.config("faulty_methods:blocks")
-    simulated, served = experiment.run(settings), small.serve(small.grid(), settings)
-    assert [r["selected"] for r in served.records] == [r["selected"] for r in simulated.records]
+    simulated = experiment.run(settings)
+    served = small.serve(small.grid(), settings)
+    for on_devices, in_simulator in zip(served.records, simulated.records, strict=True):
+        assert on_devices["selected"] == in_simulator["selected"]
     torch.testing.assert_close(served.state, simulated.world.states[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_policy_is_not_learnt_in_vain(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    grid, place = small.grid(), str(tmp_path / "there")
-    with mistake_naming(f"agent.save={place}"):
-        small.serve(grid, small.config("glimpse", agent__save=place), tmp_path / "r")
+def test_a_policy_that_could_not_be_saved_is_refused_at_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    grid = small.grid()
+    with mistake_naming(f"agent.save={folder}"):
+        small.serve(grid, small.config("glimpse", agent__save=str(folder)), tmp_path / "r")
     assert grid.log == []
     assert not (tmp_path / "r").exists()
 
@@ -129,43 +136,45 @@ def test_an_oracle_is_refused_even_where_it_is_allowed(
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in path.iterdir()}
+    return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
 def test_a_run_of_the_simulator_is_not_continued_on_devices(tmp_path: Path) -> None:
     settings = small.config("fedavg", rounds=2, checkpoint__every=1)
     experiment.run(settings, tmp_path / "r")
-    there = contents(tmp_path / "r")
+    before = contents(tmp_path / "r")
     with mistake("out"):
         small.serve(small.grid(), settings, tmp_path / "r")
-    assert contents(tmp_path / "r") == there
+    assert contents(tmp_path / "r") == before
 
 
 def test_a_run_on_devices_is_not_continued_in_the_simulator(tmp_path: Path) -> None:
-    settings, out = small.config("fedavg", rounds=2, checkpoint__every=1), tmp_path / "r"
+    settings = small.config("fedavg", rounds=2, checkpoint__every=1)
+    out = tmp_path / "r"
     small.serve(small.grid(), settings, out)
     with (out / "rounds.jsonl").open("a") as file:
         file.write('{"round": 2}\n')  # ahead of the checkpoint
-    there = contents(out)
+    before = contents(out)
     for resume in (True, False):
         with mistake("--out"):
             experiment.run(settings, out, resume=resume)
-    assert contents(out) == there
-    (out / "clients.json").unlink()  # then its checkpoint tells
+    assert contents(out) == before
+    (out / "clients.json").unlink()  # then its checkpoint shows it
     with mistake_naming("--out"):
         experiment.run(settings, out, resume=True)
 
 
 def test_a_run_on_devices_is_not_measured(tmp_path: Path) -> None:
     small.serve(small.grid(), small.config("fedavg", rounds=2), tmp_path / "r")
-    there = contents(tmp_path / "r")
+    before = contents(tmp_path / "r")
     with mistake_naming(str(tmp_path / "r")):
         measure_run(tmp_path / "r")
-    assert contents(tmp_path / "r") == there
+    assert contents(tmp_path / "r") == before
 
 
-def test_a_run_on_devices_is_known_as_one_before_its_first_round(tmp_path: Path) -> None:
-    settings, out = small.config("fedavg"), tmp_path / "r"
+def test_a_run_on_devices_is_recognised_before_its_first_round(tmp_path: Path) -> None:
+    settings = small.config("fedavg")
+    out = tmp_path / "r"
     with mistake("terms.min_clients"):
         small.serve(FakeGrid([]), settings, out)
     with mistake("--out"):
@@ -176,11 +185,12 @@ def test_a_run_on_devices_is_known_as_one_before_its_first_round(tmp_path: Path)
 def test_a_run_is_not_continued_with_another_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, out = small.config("fedavg"), tmp_path / "r"
-    before(monkeypatch, 2, kill)
+    settings = small.config("fedavg")
+    out = tmp_path / "r"
+    before_round(monkeypatch, 2, kill)
     with pytest.raises(KeyboardInterrupt):
         small.serve(small.grid(), settings, out)
-    there = contents(out)
+    before = contents(out)
 
     def other() -> torch.nn.Module:
         return nets.digits_mlp("group")
@@ -188,7 +198,7 @@ def test_a_run_is_not_continued_with_another_model(
     server = Server(settings, replace(small.problem(), model=other), small.TERMS, out)
     with mistake("out"):
         server.run(small.grid(app=client_app(other, data=small.data)))
-    assert contents(out) == there
+    assert contents(out) == before
     assert len(small.serve(small.grid(), settings, out).records) == 3
 
 
@@ -226,18 +236,19 @@ def test_terms_and_seed_are_checked(key: str, value: Any) -> None:
         from_run_config({key: value})
 
 
-def test_no_more_clients_are_awaited_than_there_may_be(tmp_path: Path) -> None:
+def test_min_clients_cannot_exceed_the_number_of_clients(tmp_path: Path) -> None:
     terms = ServerTerms(min_clients=99)
     with mistake("terms.min_clients"):
         small.serve(small.grid(), small.config("fedavg"), tmp_path / "r", terms)
     assert not (tmp_path / "r").exists()
 
 
-def test_a_finished_run_needs_nobody(tmp_path: Path) -> None:
-    settings, out = small.config("fedavg"), tmp_path / "r"
+def test_a_finished_run_needs_no_clients(tmp_path: Path) -> None:
+    settings = small.config("fedavg")
+    out = tmp_path / "r"
     first = small.serve(small.grid(), settings, out)
     (out / "summary.json").unlink()
-    again = small.serve(FakeGrid([]), settings, out)
-    assert again.records == first.records == RunFolder(out).read()
-    assert torch.equal(again.state, first.state)
+    second = small.serve(FakeGrid([]), settings, out)
+    assert second.records == first.records == RunFolder(out).read()
+    assert torch.equal(second.state, first.state)
     check_run_folder(out)

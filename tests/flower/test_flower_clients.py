@@ -38,7 +38,7 @@ def test_a_restarted_client_keeps_its_identity_on_a_new_connection(tmp_path: Pat
     old.fault = lambda message: "silent"
     second = small.serve(grid, small.config(rounds=2), terms=ServerTerms(hello_timeout=1))
     assert second.names == first.names == [f"declared:{i}" for i in range(small.CLIENTS)]
-    assert all(4 in r["visible"] and "4" not in r["failed"] for r in second.records)
+    assert all(4 in record["visible"] and "4" not in record["failed"] for record in second.records)
 
 
 def test_a_registered_name_comes_before_a_declared_one() -> None:
@@ -86,7 +86,7 @@ def test_another_version_is_one_clear_message(
     assert caplog.text.count(sentence) == 1
     terms = ServerTerms(min_clients=5)
     served = small.serve(grid, small.config(), terms=terms)
-    assert all(len(r["visible"]) == 5 for r in served.records)
+    assert all(len(record["visible"]) == 5 for record in served.records)
     assert set(grid.nodes[1].asked) == {wire.HELLO}
 
 
@@ -100,7 +100,7 @@ def test_a_client_that_cannot_serve_the_method_is_left_out_with_a_sentence(
     grid.nodes[0].app = client_app(nets.digits_mlp, train)
     terms = ServerTerms(min_clients=5)
     served = small.serve(grid, small.config("power-of-choice", rounds=2), terms=terms)
-    assert all(0 not in r["visible"] for r in served.records)
+    assert all(0 not in record["visible"] for record in served.records)
     assert caplog.text.count("cannot serve loss, which the method needs") == 1
     served = small.serve(grid, small.config("fedprox", rounds=1), terms=terms)
     assert 0 not in served.records[0]["visible"]

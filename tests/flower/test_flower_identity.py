@@ -18,14 +18,15 @@ from fedglimpse.flower.deployment import ServerTerms
 from fedglimpse.flower.round import DeviceRound
 
 
-def after_round_0(monkeypatch: pytest.MonkeyPatch, deed: Any) -> None:
-    play = DeviceRound.run
+def after_round_0(monkeypatch: pytest.MonkeyPatch, action: Any) -> None:
+    """Call `action` after the first round."""
+    run_round = DeviceRound.run
 
     def hooked(self: DeviceRound) -> Any:
-        found = play(self)
+        metrics = run_round(self)
         if self.round_num == 0:
-            deed()
-        return found
+            action()
+        return metrics
 
     monkeypatch.setattr(DeviceRound, "run", hooked)
 
@@ -46,20 +47,20 @@ def test_a_device_with_a_new_name_is_not_counted_twice(
     settings = small.config(method, data__clients=7, selection__k=7)
     served = small.serve(grid, settings, terms=ServerTerms(min_clients=6))
     assert served.names[-1] == "declared:renamed"
-    visible = [r["visible"] for r in served.records]
+    visible = [record["visible"] for record in served.records]
     assert visible == [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]]
-    assert all(r["failed"] == {} for r in served.records)
+    assert all(record["failed"] == {} for record in served.records)
     kind = wire.UPDATE if method == "fedavg" else wire.SKETCH
     assert grid.nodes[0].asked.count(kind) == 3
 
 
-def test_a_device_with_a_new_name_leaves_a_full_roster() -> None:
-    roster = KnownClients(capacity=1)
-    roster.admit([Arrival(50, "a", 4)])
-    assert [a.name for a in roster.admit([Arrival(50, "b", 4)])] == ["b"]
-    assert roster.nodes == {}
-    assert roster.admit([Arrival(50, "a", 4)]) == []  # and comes back with the old one
-    assert roster.nodes == {0: 50}
+def test_a_renamed_device_is_refused_where_the_capacity_is_reached() -> None:
+    clients = KnownClients(capacity=1)
+    clients.admit([Arrival(50, "a", 4)])
+    assert [arrival.name for arrival in clients.admit([Arrival(50, "b", 4)])] == ["b"]
+    assert clients.nodes == {}
+    assert clients.admit([Arrival(50, "a", 4)]) == []  # and returns with the old name
+    assert clients.nodes == {0: 50}
 
 
 @pytest.mark.parametrize("name", ["hall-5²", "½", "①", "site-٣", "", "9" * 100])
@@ -85,7 +86,7 @@ def test_two_devices_with_one_name_are_both_named_in_the_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     grid = twins(2)
-    first, second = (n.node_id for n in grid.nodes)
+    first, second = (node.node_id for node in grid.nodes)
     sentence = f"Nodes {first} and {second} both say that they are 'declared:0'"
     with pytest.raises(UserError) as caught:
         small.serve(grid, small.config("fedavg", data__clients=2))
@@ -95,11 +96,11 @@ def test_two_devices_with_one_name_are_both_named_in_the_error(
     assert caplog.text.count(sentence) == 1
     terms = ServerTerms(min_clients=1)
     served = small.serve(grid, small.config("fedavg", data__clients=2), terms=terms)
-    assert all(r["selected"] == [0] for r in served.records)
+    assert all(record["selected"] == [0] for record in served.records)
     assert wire.UPDATE not in grid.nodes[0].asked
 
 
-def test_one_that_comes_later_with_the_same_name_is_noticed(
+def test_a_later_device_with_the_same_name_is_noticed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = small.grid()
@@ -109,11 +110,11 @@ def test_one_that_comes_later_with_the_same_name_is_noticed(
     )
     served = small.serve(grid, small.config("fedavg", selection__k=small.CLIENTS))
     assert caplog.text.count(f"Nodes {old.node_id} and 5 both say") == 1
-    assert all(len(r["selected"]) == small.CLIENTS for r in served.records)
+    assert all(len(record["selected"]) == small.CLIENTS for record in served.records)
     assert old.asked.count(wire.UPDATE) == 1  # the newest connection counts
 
 
-def test_one_that_left_before_it_came_back_is_no_twin(
+def test_a_device_that_reconnects_is_not_a_second_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = small.grid()
@@ -127,7 +128,7 @@ def test_one_that_left_before_it_came_back_is_no_twin(
     assert "both say" not in caplog.text
 
 
-def test_a_name_that_is_handed_on_has_one_bearer(
+def test_devices_can_swap_their_names(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two devices whose client-ids were mixed up swap them."""
@@ -139,6 +140,6 @@ def test_a_name_that_is_handed_on_has_one_bearer(
 
     after_round_0(monkeypatch, swap)
     served = small.serve(grid, small.config("fedavg", selection__k=small.CLIENTS))
-    assert all(len(r["selected"]) == small.CLIENTS for r in served.records)
-    assert [n.asked.count(wire.UPDATE) for n in grid.nodes] == [3] * small.CLIENTS
+    assert all(len(record["selected"]) == small.CLIENTS for record in served.records)
+    assert [node.asked.count(wire.UPDATE) for node in grid.nodes] == [3] * small.CLIENTS
     assert "both say" not in caplog.text

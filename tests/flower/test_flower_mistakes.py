@@ -33,9 +33,11 @@ SETTINGS = {
 
 @pytest.fixture
 def flowers_log() -> Iterator[io.StringIO]:
-    """Collect what Flower's logger says; what filters were there before is there afterwards."""
-    logger, text = logging.getLogger("flwr"), io.StringIO()
-    handler, filters = logging.StreamHandler(text), list(logger.filters)
+    """Collect the errors of Flower's logger, and restore its filters afterwards."""
+    logger = logging.getLogger("flwr")
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    filters = list(logger.filters)
     handler.setLevel(logging.ERROR)
     logger.filters.clear()
     logger.addHandler(handler)
@@ -88,7 +90,8 @@ def test_a_wrong_setting_is_one_sentence(
 def test_a_folder_that_cannot_be_used_is_one_sentence(
     tmp_path: Path, flowers_log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, folder = tmp_path / "file", RunFolder(tmp_path / "run")
+    file = tmp_path / "file"
+    folder = RunFolder(tmp_path / "run")
     file.write_text("mine")
     run_app(monkeypatch, {"out": str(file)})
     check_sentence(flowers_log, "is a file")
@@ -100,14 +103,14 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(
     check_sentence(flowers_log, "selection.k=3")
 
 
-def test_an_app_of_ones_own_has_only_the_strategy(flowers_log: io.StringIO) -> None:
+def test_an_app_that_calls_only_the_strategy_logs_plainly_too(flowers_log: io.StringIO) -> None:
     problem: Any = None
     with as_flower_does():
         GlimpseStrategy({"methd": "glimpse"}, problem)
     check_sentence(flowers_log, "methd")
 
 
-def test_what_is_no_mistake_keeps_its_traceback(flowers_log: io.StringIO) -> None:
+def test_an_unexpected_error_keeps_its_traceback(flowers_log: io.StringIO) -> None:
     with pytest.raises(UserError):
         from_run_config({"seed": "x"})
     with as_flower_does():
@@ -116,7 +119,7 @@ def test_what_is_no_mistake_keeps_its_traceback(flowers_log: io.StringIO) -> Non
 
 
 def check_sentence(log: io.StringIO, part: str) -> None:
-    """Check that the log is one line of ours; it is empty afterwards."""
+    """Check that the log is one line of the library, and empty it."""
     text = log.getvalue()
     log.seek(0)
     log.truncate()

@@ -104,7 +104,8 @@ class Server:
             )
         if num_clients < 1:
             raise UserError(
-                "data.clients=0 lets no client take part: use the largest number of clients, such as 100.",
+                "data.clients=0 lets no client take part: use the largest number of clients, "
+                "such as 100.",
                 key="data.clients",
             )
         if self.terms.min_clients > num_clients:
