@@ -24,7 +24,7 @@ from fedglimpse.runs.provenance import code
 from fedglimpse.runs.rounds import run_round, selectors_of
 from fedglimpse.runs.selectors import Selectors
 from fedglimpse.simulation.world import World
-from fedglimpse.studies.sweep.packs import wanted
+from fedglimpse.studies.sweep.choose import cell_filter
 from fedglimpse.studies.sweep.plan import configs_of, read_plan
 
 RESULTS = Path(__file__).parent / "results" / "pack.json"
@@ -36,7 +36,7 @@ def pack(words: list[str], device: torch.device) -> World:
     """Return a world of the table's cells that fit, all of one dataset."""
     cuda, cells = device.type == "cuda", read_plan(TABLE).cells
     configs = configs_of(cells, {"engine.precision": "bf16" if cuda else "fp32"})
-    fits = wanted(words)
+    fits = cell_filter(words)
     runs = [configs[cell.id] for cell in cells if fits(cell, configs[cell.id])]
     data = random_data(runs[0].data.name).to(device)
     return world_of(Parts(runs[0], data, device, "bf16" if cuda else "fp32"), runs)

@@ -33,7 +33,8 @@ from pathlib import Path
 from statistics import correlation, fmean, pstdev
 from typing import Any
 
-from fedglimpse.studies.results.load import load_study, read_records
+from fedglimpse.studies.results.load import load_study
+from fedglimpse.studies.results.run_folder import read_records
 
 RESULTS = Path(__file__).parents[1] / "results" / "agent_diagnosis"
 SEEN = 3  # times that a client must be seen in both halves

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.runs.summary import COSTS
-from fedglimpse.studies.results import Cell, Study
+from fedglimpse.studies.results import CellResult, Study
 from fedglimpse.studies.statistics.condense import Climb, Curve, Facts
 from reproduction.shelf import Shelf
 
@@ -30,16 +30,16 @@ class Came:
     reached: bool = True
 
 
-World = Callable[[Cell, Mapping[str, Any]], Came | None]  # None: the cell was not run
+World = Callable[[CellResult, Mapping[str, Any]], Came | None]  # None: the cell was not run
 
 
-def jitter(cell: Cell, size: float = 0.001) -> float:
+def jitter(cell: CellResult, size: float = 0.001) -> float:
     """Return a small number that differs from seed to seed and from variant to variant."""
     turn = sum(map(ord, cell.variant + cell.setting)) * (2 * cell.seed + 3)
     return size * ((turn % 11) / 5 - 1)
 
 
-def disagree(cell: Cell) -> int:
+def disagree(cell: CellResult) -> int:
     """Return -1, 0 or 1: seeds of a variant disagree, and no variant has the better ones."""
     shift = sum(map(ord, cell.variant + cell.setting))
     return PATTERN[(cell.seed + shift) % len(PATTERN)]
@@ -54,7 +54,7 @@ def played(name: str, world: World) -> Study:
     return dataclasses.replace(study, cells=[_play(cell, world) for cell in cells])
 
 
-def _play(cell: Cell, world: World) -> Cell:
+def _play(cell: CellResult, world: World) -> CellResult:
     came = world(cell, cell.config)
     if came is None:
         return cell

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedglimpse.studies.sweep.plan import read_plan
-from fedglimpse.studies.sweep.runner import How, run_sweep
+from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 from played import ROOT
 from reproduction.diagnosis import diagnosis
 
@@ -117,7 +117,7 @@ name = "digits, mobile"
 
 def test_the_program_reads_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.toml").write_text(PLAN)
-    run_sweep(read_plan(tmp_path / "small.toml"), tmp_path / "runs", How(quiet=True))
+    run_sweep(read_plan(tmp_path / "small.toml"), tmp_path / "runs", SweepOptions(quiet=True))
     words = [str(tmp_path / "runs"), "--name", "n", "--after", "5", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["x", *words])
     program.main()

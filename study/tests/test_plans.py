@@ -11,7 +11,7 @@ import pytest
 
 from fedglimpse.errors import UserError
 from fedglimpse.studies.sweep.plan import Cell, Plan, configs_of, read_plan
-from fedglimpse.studies.sweep.runner import How, run_sweep
+from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 
 ROOT = Path(__file__).parents[1]
 PLANS = sorted(p for p in (ROOT / "plans").glob("*.toml") if not p.stem.startswith("paper_"))
@@ -50,7 +50,9 @@ def test_smoke_covers_every_setting_and_variant(file: Path, tmp_path: Path) -> N
     cells = covering(plan.cells)
     assert {c.setting for c in cells} == {c.setting for c in plan.cells}
     assert {c.variant for c in cells} == {c.variant for c in plan.cells}
-    ended = run_sweep(replace(plan, cells=cells), tmp_path / "o", How(quiet=True, lanes=16))
+    ended = run_sweep(
+        replace(plan, cells=cells), tmp_path / "o", SweepOptions(quiet=True, lanes=16)
+    )
     assert ended.failed == {}
     assert ended.done == len(cells)
 
@@ -68,7 +70,7 @@ def test_plans_with_retired_settings_are_read_and_not_run(file: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_smoke_of_the_whole_grid(file: Path, tmp_path: Path) -> None:
     plan = read_plan(file, smoke=True)
-    ended = run_sweep(plan, tmp_path / "o", How(quiet=True))
+    ended = run_sweep(plan, tmp_path / "o", SweepOptions(quiet=True))
     assert (ended.done, ended.failed) == (len(plan.cells), {})
 
 

@@ -63,10 +63,10 @@ def test_one_seed_tells_nothing_and_the_rest_is_told_apart() -> None:
     found = pool({"a": [of(1.0)], "b": [of(0.1, 0.2)]})
     assert found is not None
     assert (found.low, found.high, found.p) == (None, None, None)
-    assert found.told == pool({"b": [of(0.1, 0.2)]})
+    assert found.with_more_seeds == pool({"b": [of(0.1, 0.2)]})
     alone = pool({"a": [of(1.0)]})
     assert alone is not None
-    assert alone.told is None
+    assert alone.with_more_seeds is None
 
 
 def test_a_setting_that_was_not_run_leaves_nothing() -> None:

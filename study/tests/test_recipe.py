@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fedglimpse.studies.results import Cell, Study
+from fedglimpse.studies.results import CellResult, Study
 from played import Came, played
 from reproduction.recipe import chosen_recipe, recipe_table
 
@@ -14,7 +14,7 @@ from reproduction.recipe import chosen_recipe, recipe_table
 def scored(proxy: Mapping[str, float], missing: str = "") -> Study:
     """Return the recipe study with a proxy score for each variant; the test set says otherwise."""
 
-    def world(cell: Cell, config: Mapping[str, Any]) -> Came | None:
+    def world(cell: CellResult, config: Mapping[str, Any]) -> Came | None:
         worst = cell.variant == missing and "CIFAR" in cell.setting and cell.seed == 1
         return None if worst else Came(1 - proxy.get(cell.variant, 0.5))
 

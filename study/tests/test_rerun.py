@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fedglimpse.studies.results import Cell, Study
-from fedglimpse.studies.results.store import write_study
+from fedglimpse.studies.results import CellResult, Study
+from fedglimpse.studies.results.stored import write_study
 from played import Came, played
 from reproduction.rerun import rerun
 
@@ -14,7 +14,7 @@ ACCURACY = (0.80, 0.81, 0.79, 0.80, 0.80)
 
 
 def stored() -> Study:
-    def one_setting(cell: Cell, config: object) -> Came | None:
+    def one_setting(cell: CellResult, config: object) -> Came | None:
         return Came(ACCURACY[cell.seed]) if cell.setting == "HAPT (recomputed), MS" else None
 
     study = played("table1", one_setting)
@@ -23,7 +23,7 @@ def stored() -> Study:
 
 
 def again(tmp_path: Path, found: dict[str, float]) -> Path:
-    def seed_one(cell: Cell, config: object) -> Came | None:
+    def seed_one(cell: CellResult, config: object) -> Came | None:
         here = cell.setting == "HAPT (recomputed), MS" and cell.seed == 1
         return Came(found[cell.variant]) if here and cell.variant in found else None
 

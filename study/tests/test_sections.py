@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 import pytest
 
 from fedglimpse.studies.report.analysis import final_accuracies
-from fedglimpse.studies.results import Cell, Study, load_study, write_study
+from fedglimpse.studies.results import CellResult, Study, load_study, write_study
 from fedglimpse.studies.sweep.plan import read_plan
-from fedglimpse.studies.sweep.runner import How, run_sweep
+from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 from played import ROOT, Came, jitter, played
 from reproduction.claims import all_claims, claims_table, rules_list
 from reproduction.curves import curves
@@ -59,7 +59,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = root / "plans" / "small.toml"
     file.write_text(SMALL)
     only = ["setting=digits, mobile", "setting=digits, random"]
-    run_sweep(read_plan(file), root / "runs", How(quiet=True, only=only))
+    run_sweep(read_plan(file), root / "runs", SweepOptions(quiet=True, only=only))
     shutil.rmtree(root / "runs" / "cells" / "digits-random--glimpse--s1")
     (root / "results" / "small").mkdir(parents=True)
     write_study(load_study(root / "runs"), root / "results" / "small" / "study.json.gz")
@@ -102,7 +102,7 @@ def test_what_is_pooled_is_the_largest_whole_block_of_two_seeds(root: Path) -> N
 def test_pooling_tells_small_differences(tmp_path: Path) -> None:
     better = {"dpp": 0.61, "herd": 0.59}
 
-    def world(cell: Cell, config: dict[str, object]) -> Came:
+    def world(cell: CellResult, config: dict[str, object]) -> Came:
         return Came(better.get(cell.variant, 0.6) + 1e-4 * cell.seed * (cell.variant in better))
 
     text = pooled(store(played("table1", world), tmp_path, "table1"))
@@ -131,7 +131,7 @@ def test_the_seeds_that_chose_the_recipe_are_those_of_its_file() -> None:
 
 
 def test_data_of_which_one_seed_was_run_are_not_pooled(tmp_path: Path) -> None:
-    def world(cell: Cell, config: dict[str, object]) -> Came | None:
+    def world(cell: CellResult, config: dict[str, object]) -> Came | None:
         return None if config["data.name"] == "cifar10" and cell.seed else Came(0.6)
 
     text = pooled(store(played("table1", world), tmp_path, "table1"))
@@ -144,7 +144,7 @@ def test_data_of_two_seeds_are_shown_with_the_others_and_left_out(
 ) -> None:
     """The noise of two seeds covers that of five; a table that would say the same is not shown."""
 
-    def world(cell: Cell, config: dict[str, object]) -> Came | None:
+    def world(cell: CellResult, config: dict[str, object]) -> Came | None:
         few = config["data.name"] == "cifar10"
         return None if few and cell.seed >= seeds else Came(0.6 + jitter(cell))
 
@@ -169,7 +169,7 @@ def test_curves_have_a_panel_for_each_setting_that_was_run(root: Path, tmp_path:
 
 
 def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
-    def world(cell: Cell, config: dict[str, object]) -> Came | None:
+    def world(cell: CellResult, config: dict[str, object]) -> Came | None:
         return Came(0.5 + 0.1 * cell.seed) if cell.variant == "dpp" else None
 
     text = curves(store(played("table1", world), tmp_path, "table1"))
@@ -269,18 +269,18 @@ def test_failures_are_counted_with_their_reason(tmp_path: Path) -> None:
 
 def test_claims_are_shown_with_and_without_results(root: Path, tmp_path: Path) -> None:
     bare = claims_table(Shelf(root))
-    assert "holds: 0; does not hold: 0; cannot be told: 0; not run yet: 40." in bare
+    assert "holds: 0; does not hold: 0; inconclusive: 0; not run yet: 40." in bare
     for name, (holds, _) in WORLDS.items():
         store(played(name, holds), tmp_path, name)
     full = claims_table(Shelf(tmp_path))
-    assert "40 claims. holds: 40; does not hold: 0; cannot be told: 0; not run yet: 0." in full
+    assert "40 claims. holds: 40; does not hold: 0; inconclusive: 0; not run yet: 0." in full
     rules = rules_list(Shelf(root)).splitlines()
     assert len(rules) == 40
     assert rules[0].startswith("1. Holds if")
 
 
 def on_a_gpu(study: Study, seconds: float) -> Study:
-    def cell(old: Cell) -> Cell:
+    def cell(old: CellResult) -> CellResult:
         assert old.facts is not None
         facts = dataclasses.replace(old.facts, seconds=seconds + old.seed)
         config = {**old.config, "engine.device": "auto", "engine.precision": "bf16"}

@@ -7,7 +7,7 @@ from math import log2
 from random import Random
 from typing import Any
 
-from fedglimpse.studies.results import Cell
+from fedglimpse.studies.results import CellResult
 from played import BASELINES, PLANS, Came, World, disagree, jitter
 from reproduction.evidence import Evidence
 
@@ -25,14 +25,14 @@ def _gain(config: Config, better: bool) -> float:
     return 0.06 - 0.04 * skewed - 0.04 * mobile
 
 
-def table_holds(cell: Cell, config: Config) -> Came:
+def table_holds(cell: CellResult, config: Config) -> Came:
     base = 0.94 if config["data.partition"] == "subject" else 0.5
     if cell.variant == "glimpse":
         return Came(base + _gain(config, True) + jitter(cell, 0.0002), 0.01 + jitter(cell), 20)
     return Came(base + 0.002 * disagree(cell), 0.05 + jitter(cell), 500 + cell.seed)
 
 
-def table_fails(cell: Cell, config: Config) -> Came:
+def table_fails(cell: CellResult, config: Config) -> Came:
     base = 0.7 if config["visibility.kind"] == "mobile" else 0.5
     if cell.variant == "glimpse":
         behind = 0.12 - _gain(config, False) if config["data.partition"] != "subject" else 0.1
@@ -40,143 +40,143 @@ def table_fails(cell: Cell, config: Config) -> Came:
     return Came(base + jitter(cell, 0.0005), 0.01 + jitter(cell), 100 + cell.seed)
 
 
-def noise(cell: Cell, config: Config) -> Came:
+def noise(cell: CellResult, config: Config) -> Came:
     return Came(0.5 + 0.3 * disagree(cell), 0.5 + 0.3 * disagree(cell), reached=False)
 
 
-def context_holds(cell: Cell, config: Config) -> Came:
+def context_holds(cell: CellResult, config: Config) -> Came:
     return Came(0.4 + 0.05 * log2(min(config["agent.history"], 8)) + jitter(cell))
 
 
-def context_fails(cell: Cell, config: Config) -> Came:
+def context_fails(cell: CellResult, config: Config) -> Came:
     history = config["agent.history"]
     return Came(0.6 - 0.05 * log2(min(history, 8)) + (0.1 if history > 8 else 0) + jitter(cell))
 
 
-def selection_holds(cell: Cell, config: Config) -> Came:
+def selection_holds(cell: CellResult, config: Config) -> Came:
     size = config["visibility.cluster_size"] / 100 + config["selection.k"] / 50
     gain = 0.05 if cell.variant == "glimpse" else 0.0
     return Came(0.4 + size + config["visibility.p"] + gain + jitter(cell))
 
 
-def selection_fails(cell: Cell, config: Config) -> Came:
+def selection_fails(cell: CellResult, config: Config) -> Came:
     size = config["visibility.cluster_size"] / 100 + config["selection.k"] / 50
     loss = 0.05 if cell.variant == "glimpse" else 0.0
     return Came(0.9 - size - config["visibility.p"] - loss + jitter(cell))
 
 
-def identity_holds(cell: Cell, config: Config) -> Came:
+def identity_holds(cell: CellResult, config: Config) -> Came:
     has = cell.variant == "identity table"
     return Came(0.6 + 0.05 * has + jitter(cell), 0.05 - 0.03 * has + jitter(cell))
 
 
-def identity_fails(cell: Cell, config: Config) -> Came:
+def identity_fails(cell: CellResult, config: Config) -> Came:
     has = cell.variant == "identity table"
     return Came(0.6 - 0.05 * has + jitter(cell), 0.02 + 0.03 * has + jitter(cell))
 
 
-def components_hold(cell: Cell, config: Config) -> Came:
+def components_hold(cell: CellResult, config: Config) -> Came:
     return Came(0.6 + 0.05 * (cell.variant == "glimpse") + jitter(cell))
 
 
-def components_fail(cell: Cell, config: Config) -> Came:
+def components_fail(cell: CellResult, config: Config) -> Came:
     return Came(0.6 + 0.05 * (cell.variant == "no spatial attention") + jitter(cell))
 
 
-def choosing_is_nothing(cell: Cell, config: Config) -> Came:
+def choosing_is_nothing(cell: CellResult, config: Config) -> Came:
     return Came(0.6 + jitter(cell))
 
 
-def choosing_pays(cell: Cell, config: Config) -> Came:
+def choosing_pays(cell: CellResult, config: Config) -> Came:
     return Came(0.6 + 0.05 * (cell.variant == "dpp") + jitter(cell))
 
 
-def choosing_may_pay(cell: Cell, config: Config) -> Came:
+def choosing_may_pay(cell: CellResult, config: Config) -> Came:
     """Seeds disagree about more than a point."""
     return Came(0.6 + 0.05 * (cell.variant == "dpp") * disagree(cell))
 
 
-def _published(cell: Cell, name: str) -> float:
+def _published(cell: CellResult, name: str) -> float:
     figures = Evidence(PLANS.study(name).study, TABLE).published(cell.setting)
     if cell.variant in BASELINES:
         return figures[cell.variant][0] / 100
     return max(mean for mean, _ in figures.values()) / 100
 
 
-def adam_holds(cell: Cell, config: Config) -> Came:
+def adam_holds(cell: CellResult, config: Config) -> Came:
     ahead = 0.05 if cell.variant == "glimpse" else 0.0
     behind = 0.3 if cell.variant == "fedavg-window" else 0.0
     return Came(_published(cell, "recipe_adam") + ahead - behind + jitter(cell))
 
 
-def far_below(cell: Cell, config: Config) -> Came:
+def far_below(cell: CellResult, config: Config) -> Came:
     return Came(0.02 + jitter(cell))
 
 
-def agent_holds(cell: Cell, config: Config) -> Came:
+def agent_holds(cell: CellResult, config: Config) -> Came:
     return Came(0.6 + 0.05 * (cell.variant == "glimpse") + jitter(cell))
 
 
-def agent_fails(cell: Cell, config: Config) -> Came:
+def agent_fails(cell: CellResult, config: Config) -> Came:
     return Came(0.6 - 0.05 * (cell.variant == "glimpse") + jitter(cell))
 
 
-def presets_hold(cell: Cell, config: Config) -> Came:
+def presets_hold(cell: CellResult, config: Config) -> Came:
     low = 0.5 if cell.variant == "glimpse, released" else 0.0
     return Came(_published(cell, "presets") - low + jitter(cell))
 
 
-def recipe_holds(cell: Cell, config: Config) -> Came:
+def recipe_holds(cell: CellResult, config: Config) -> Came:
     return Came(0.6 - 0.3 * (config["local.optimizer"] == "adam") + jitter(cell))
 
 
-def luck(cell: Cell, config: Config) -> Came:
+def luck(cell: CellResult, config: Config) -> Came:
     """Every cell on its own: what one seed finds best says nothing about another seed."""
     return Came(0.5 + 0.2 * Random(cell.id).gauss())
 
 
-def recipe_fails(cell: Cell, config: Config) -> Came:
+def recipe_fails(cell: CellResult, config: Config) -> Came:
     return Came(0.6 + jitter(cell))
 
 
-def turns_hold(cell: Cell, config: Config) -> Came:
+def turns_hold(cell: CellResult, config: Config) -> Came:
     return Came(0.6 - 0.05 * (cell.variant == "glimpse") + jitter(cell))
 
 
-def turns_fail(cell: Cell, config: Config) -> Came:
+def turns_fail(cell: CellResult, config: Config) -> Came:
     return Came(0.6 - 0.05 * ("turns" in cell.variant) + jitter(cell))
 
 
-def changes_hold(cell: Cell, config: Config) -> Came:
+def changes_hold(cell: CellResult, config: Config) -> Came:
     return Came(0.6 + 0.05 * (cell.variant == "glimpse, changes") + jitter(cell))
 
 
-def changes_fail(cell: Cell, config: Config) -> Came:
+def changes_fail(cell: CellResult, config: Config) -> Came:
     return Came(0.6 - 0.05 * (cell.variant == "glimpse, changes") + jitter(cell))
 
 
-def leaning_holds(cell: Cell, config: Config) -> Came:
+def leaning_holds(cell: CellResult, config: Config) -> Came:
     return Came(0.6 + 0.05 * (cell.variant == "glimpse, leaning") + jitter(cell))
 
 
-def leaning_fails(cell: Cell, config: Config) -> Came:
+def leaning_fails(cell: CellResult, config: Config) -> Came:
     return Came(0.6 - 0.05 * (cell.variant == "glimpse, leaning") + jitter(cell))
 
 
-def proof_holds(cell: Cell, config: Config) -> Came:
+def proof_holds(cell: CellResult, config: Config) -> Came:
     gain = {"glimpse": -0.05, "glimpse, proven, leaning": 0.05}
     return Came(0.6 + gain.get(cell.variant, 0.0) + 1e-4 * Random(cell.id).gauss())
 
 
-def proof_fails(cell: Cell, config: Config) -> Came:
+def proof_fails(cell: CellResult, config: Config) -> Came:
     return Came(0.6 - 0.05 * ("proven" in cell.variant) + jitter(cell))
 
 
-def teaching_holds(cell: Cell, config: Config) -> Came:
+def teaching_holds(cell: CellResult, config: Config) -> Came:
     return Came(0.6 + 0.05 * (cell.variant == "glimpse, taught") + jitter(cell))
 
 
-def teaching_fails(cell: Cell, config: Config) -> Came:
+def teaching_fails(cell: CellResult, config: Config) -> Came:
     return Came(0.6 - 0.05 * (cell.variant == "glimpse, taught") + jitter(cell))
 
 

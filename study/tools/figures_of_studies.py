@@ -73,9 +73,9 @@ def near_the_paper(shelf: Shelf) -> None:
     for name in ("table1", "recipe_adam"):
         rows = [r for r in analyse(shelf.study(name).study).rows if r.setting in settings]
         gaps = {
-            (r.setting, r.variant): (r.paper.difference.mean, r.beside.figure.std)
+            (r.setting, r.variant): (r.paper.difference.mean, r.published.figure.std)
             for r in rows
-            if r.paper is not None and r.beside is not None
+            if r.paper is not None and r.published is not None
         }
         for who in ("baselines", OURS):
             mine = [g for (_, variant), g in gaps.items() if (variant == OURS) == (who == OURS)]

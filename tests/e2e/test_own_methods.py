@@ -22,11 +22,11 @@ from fedglimpse.errors import UserError
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting, UniformRandom, random_slots
 from fedglimpse.runs.experiment import Result, Stopped, run
-from fedglimpse.studies.compare import row_of
+from fedglimpse.studies.compare import comparison_table
 from fedglimpse.studies.report.analysis import analyse
 from fedglimpse.studies.results import load_study, write_study
 from fedglimpse.studies.sweep.plan import read_plan
-from fedglimpse.studies.sweep.runner import How, run_sweep
+from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 from fedglimpse.types import Choice, Method, Outcome, Update, View
 from mistakes import mistake, mistake_naming
 
@@ -220,7 +220,7 @@ def test_private_labels_need_a_permission_and_leave_a_mark(
     assert registry.is_oracle(OWN)
     done = play(tmp_path / "o", **{"options.allow_oracle": True})
     assert all(record["oracle"] is True for record in done.records)
-    assert row_of(done.summary, done.records, 0.5).method == f"{OWN} (oracle)"
+    assert f"| {OWN} (oracle) " in comparison_table([done])
     assert [row.oracle for row in analyse(load_study(tmp_path / "o")).rows] == [True]
 
 
@@ -436,7 +436,7 @@ data.clients = 12
 visibility.cluster_size = 4
 selection.k = 2
 """
-QUIET = How(quiet=True)
+QUIET = SweepOptions(quiet=True)
 
 
 def test_a_sweep_with_other_code_is_refused(write: Callable[..., None], tmp_path: Path) -> None:
@@ -456,11 +456,13 @@ def test_results_of_other_code_are_not_taken(write: Callable[..., None], tmp_pat
     run_sweep(plan, old, QUIET)
     stored = tmp_path / "study.json.gz"
     write_study(load_study(old), stored)
-    same = run_sweep(plan, tmp_path / "same", How(reuse=[old], quiet=True))
+    same = run_sweep(plan, tmp_path / "same", SweepOptions(reuse=[old], quiet=True))
     assert (same.reused, same.done) == (2, 2)
     write(OTHER)
-    new = run_sweep(plan, tmp_path / "new", How(reuse=[old], quiet=True))
+    new = run_sweep(plan, tmp_path / "new", SweepOptions(reuse=[old], quiet=True))
     assert (new.reused, new.done) == (1, 2)
     for source in (old, stored):
-        left = run_sweep(plan, tmp_path / f"less {source.name}", How(without=[source], quiet=True))
+        left = run_sweep(
+            plan, tmp_path / f"less {source.name}", SweepOptions(without=[source], quiet=True)
+        )
         assert (left.left_out, left.done) == (1, 1)

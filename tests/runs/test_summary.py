@@ -4,7 +4,6 @@ import pytest
 from scipy import stats
 
 from fedglimpse.runs.summary import Estimate, final_window, summarise
-from fedglimpse.studies.compare import ToTarget, first_round_at, markdown, row_of
 
 
 def record(seed: int, number: int, accuracy: float | None) -> dict[str, object]:
@@ -31,25 +30,3 @@ def test_final_accuracy_is_the_mean_of_the_last_rounds() -> None:
     assert summary["final_accuracy"]["mean"] == pytest.approx(0.855)
     assert summary["costs"]["uplink_bytes"] == 100
     assert summary["seeds"]["1"]["final_reward"] == 0.5
-
-
-def test_rounds_to_target_use_a_trailing_mean_over_what_is_there() -> None:
-    rounds = [record(0, t, a) for t, a in enumerate([0.9, 0.1, None, 0.8, 0.8])]
-    assert first_round_at(rounds, 0.85) == 1
-    assert first_round_at(rounds[1:], 0.5) == 5  # mean(.1, .8) = .45, then .567
-    assert first_round_at(rounds[1:], 0.85) is None
-
-
-def test_not_reached_is_said_and_never_averaged() -> None:
-    assert ToTarget((3, None, 5)).text() == "2 of 3 reached it"
-    assert ToTarget((None,)).text() == "0 of 1 reached it"
-    assert ToTarget((4, 4)).text() == "4 ± 0"
-
-
-def test_table_has_a_line_for_each_method() -> None:
-    records = [record(s, t, 0.5) for s in (0, 1) for t in range(5)]
-    row = row_of({"method": "m", **summarise(records, 5)}, records, 0.4)
-    table = markdown([row, row], 0.4, 1).splitlines()
-    assert len(table) == 4
-    assert "50.0 ± 0.0" in table[2]
-    assert len({len(line) for line in table}) == 1

@@ -18,7 +18,8 @@ from fedglimpse.runs.experiment import Result
 from fedglimpse.runs.folder import RunFolder, write_atomically, writing
 from fedglimpse.runs.preflight import Readiness
 from fedglimpse.runs.progress import listener
-from fedglimpse.studies.compare import check_target, default_target, markdown, row_of
+from fedglimpse.studies.compare import comparison_table
+from fedglimpse.studies.report.analysis import check_target
 
 ALLOW_ORACLE = "options.allow_oracle=true"
 
@@ -64,14 +65,6 @@ def compare(
         write_atomically(out / "comparison.md", table + "\n")
     typer.echo(table)
     typer.echo(f"results: {out}")
-
-
-def comparison_table(results: Sequence[Result], target: float | None) -> str:
-    """Return a Markdown table with one row for each result."""
-    summaries = [result.summary for result in results]
-    reached = default_target(summaries) if target is None else target
-    rows = [row_of(result.summary, result.records, reached) for result in results]
-    return markdown(rows, reached, summaries[0]["final_over_rounds"])
 
 
 def every_method(with_oracles: bool) -> list[str]:

@@ -11,8 +11,7 @@ from rich.console import Console
 from fedglimpse.cli.options import TABLE_WIDTH
 from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import write_atomically, writing
-from fedglimpse.studies.compare import check_target
-from fedglimpse.studies.report.analysis import Options, Results, analyse
+from fedglimpse.studies.report.analysis import Options, Results, analyse, check_target
 from fedglimpse.studies.report.page import page
 from fedglimpse.studies.report.tables import cells_csv, latex, rows_csv
 from fedglimpse.studies.report.terminal import show

@@ -11,7 +11,7 @@ from fedglimpse.config.loading import parse_words
 from fedglimpse.errors import UserError
 from fedglimpse.studies.sweep import local
 from fedglimpse.studies.sweep.plan import read_plan
-from fedglimpse.studies.sweep.runner import Ended, How, Play, run_sweep
+from fedglimpse.studies.sweep.runner import Engine, SweepOptions, SweepOutcome, run_sweep
 
 SHOWN_FAILURES = 10
 
@@ -61,7 +61,7 @@ def sweep(
     The same command resumes a sweep that was stopped, on another machine too.
     """
     folder = out or Path("runs") / file.stem
-    how = How(
+    options = SweepOptions(
         only=only or (),
         budget=budget,
         lanes=read_lanes(lanes),
@@ -72,19 +72,19 @@ def sweep(
         quiet=quiet,
     )
     plan = read_plan(file, smoke)
-    ended = run_sweep(plan, folder, how, engine_of(engine, address, gpus, cpus))
-    show_outcome(ended, folder)
+    outcome = run_sweep(plan, folder, options, engine_of(engine, address, gpus, cpus))
+    show_outcome(outcome, folder)
 
 
-def engine_of(engine: str, address: str, gpus: float | None, cpus: float) -> Play:
+def engine_of(engine: str, address: str, gpus: float | None, cpus: float) -> Engine:
     """Return the function that runs packs, here or on a cluster."""
     if engine == "local":
-        return local.play
+        return local.run_packs
     if engine != "ray":
         raise UserError(f"--engine {engine} is unknown: use local or ray.", key="--engine")
     from fedglimpse.studies.sweep.cluster import Cluster
 
-    return Cluster(address, gpus=gpus, cpus=cpus).play
+    return Cluster(address, gpus=gpus, cpus=cpus).run_packs
 
 
 def read_lanes(text: str) -> int | None:
@@ -98,18 +98,22 @@ def read_lanes(text: str) -> int | None:
     return int(text)
 
 
-def show_outcome(ended: Ended, folder: Path) -> None:
+def show_outcome(outcome: SweepOutcome, folder: Path) -> None:
     """Print how many runs are done; exit with code 1 where runs failed, 130 if interrupted."""
-    if ended.reused:
-        typer.echo(f"Reused {ended.reused} runs already finished in other sweeps (--reuse).")
-    if ended.left_out:
-        typer.echo(f"Skipped {ended.left_out} runs already finished in other studies (--without).")
-    typer.echo(f"{ended.done} cells done, {ended.left} left, {len(ended.failed)} failed: {folder}")
-    for cell, reason in list(ended.failed.items())[:SHOWN_FAILURES]:
+    if outcome.reused:
+        typer.echo(f"Reused {outcome.reused} runs already finished in other sweeps (--reuse).")
+    if outcome.left_out:
+        typer.echo(
+            f"Skipped {outcome.left_out} runs already finished in other studies (--without)."
+        )
+    typer.echo(
+        f"{outcome.done} cells done, {outcome.left} left, {len(outcome.failed)} failed: {folder}"
+    )
+    for cell, reason in list(outcome.failed.items())[:SHOWN_FAILURES]:
         typer.echo(f"failed: {cell}: {reason}", err=True)
-    if ended.left:
+    if outcome.left:
         typer.echo("Rerun the same command to continue.", err=True)
-    if ended.interrupted and ended.left:
+    if outcome.interrupted and outcome.left:
         raise typer.Exit(130)
-    if ended.failed:
+    if outcome.failed:
         raise typer.Exit(1)

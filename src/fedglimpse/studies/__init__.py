@@ -1,4 +1,6 @@
-"""Many runs: sweeps, what was stored of them, their statistics, and the report.
+"""Many runs: sweeps over settings, methods and seeds, their stored results, statistics, reports.
 
-Begin with `sweep/plan.py`, then `results/load.py`. May import `runs`, `config` and below.
+`sweep/` runs them, `results/` reads what was stored, `statistics/` says what is significant,
+`report/` shows it; `compare.py` is the table of `fedglimpse compare`. May import `runs`, `config`,
+`data` and what lies below these. Begin with `sweep/plan.py`, then `results/load.py`.
 """

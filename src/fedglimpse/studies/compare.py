@@ -1,109 +1,106 @@
-"""Several methods on the same federation, and the table that says which was better."""
+"""The table that `fedglimpse compare` prints: the report's statistics for runs just finished."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import mean
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
-from fedglimpse.errors import UserError
-from fedglimpse.runs.summary import Estimate
+from fedglimpse.runs.experiment import Result
+from fedglimpse.runs.summary import final_window
+from fedglimpse.studies.report.analysis import MEASURES, Options, ReportRow, Results, analyse
+from fedglimpse.studies.report.numbers import amount, cost, percent, t_interval
+from fedglimpse.studies.results import CellResult, Study
+from fedglimpse.studies.statistics.condense import condense
 
-SMOOTHED_OVER = 10  # scored rounds in the trailing mean that must reach a target
-DEFAULT_TARGET = 0.9  # of the best method's final accuracy
-
-
-@dataclass(frozen=True)
-class ToTarget:
-    """Rounds until a target accuracy, one entry for each seed; None: not reached."""
-
-    rounds: tuple[int | None, ...]
-
-    def text(self) -> str:
-        """Return mean ± interval if every seed got there, else how many did."""
-        reached = [r for r in self.rounds if r is not None]
-        if len(reached) < len(self.rounds):
-            return f"{len(reached)} of {len(self.rounds)} reached it"
-        return Estimate.of([float(r) for r in reached]).text(scale=1, digits=0)
+SETTING = "compared"  # all methods of a comparison run in one setting, which needs no name
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method of a comparison."""
+def comparison_table(results: Sequence[Result], target: float | None = None) -> str:
+    """Return a Markdown table with one line for each method, and how to read it.
 
-    method: str
-    final: Estimate
-    to_target: ToTarget
-    uplink_bytes: float
-    client_flops: float
-    seconds: float
-
-
-def first_round_at(records: Sequence[Mapping[str, Any]], target: float) -> int | None:
-    """Return the first round (counted from 1) whose trailing mean accuracy reaches `target`.
-
-    The mean is over the last 10 scored rounds, or as many as there are.
+    Args:
+        results: one finished run for each method, over the same seeds.
+        target: accuracy to reach; None: 90 % of the best method's.
     """
-    recent: list[float] = []
-    for record in records:
-        if record["accuracy"] is not None:
-            recent = [*recent, record["accuracy"]][-SMOOTHED_OVER:]
-            if mean(recent) >= target:
-                return int(record["round"]) + 1
-    return None
+    analysis = analyse(_study_of(results), Options(target=target))
+    reached = analysis.targets[SETTING].value
+    header = ["method", "accuracy %", f"minus {analysis.control} [95 % interval]", "verdict"]
+    header += [f"rounds to {percent(reached)} %", "uplink"]
+    lines = [_line(row, analysis.control) for row in analysis.rows]
+    window = final_window(results[0].config.rounds)
+    return f"{_markdown([header, *lines])}\n\n{_legend(analysis, window)}"
 
 
-def check_target(target: float | None) -> None:
-    """Raise UserError where `--target` is no accuracy."""
-    if target is not None and not 0 < target <= 1:
-        raise UserError(f"--target {target} is not an accuracy: give a share such as 0.8.")
+def _study_of(results: Sequence[Result]) -> Study:
+    cells: list[CellResult] = []
+    for result in results:
+        config = result.config.flat()
+        for seed in result.config.seeds:
+            records = [record for record in result.records if record["seed"] == seed]
+            cells.append(_cell(config, seed, records))
+    return Study(title="", claim="", control=None, targets={}, paper=None, cells=cells)
 
 
-def default_target(summaries: Sequence[Mapping[str, Any]]) -> float:
-    """Return 90 % of the best final accuracy among the methods."""
-    return DEFAULT_TARGET * max(s["final_accuracy"]["mean"] for s in summaries)
-
-
-def row_of(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], target: float) -> Row:
-    """Return a method's line in the table."""
-    seeds = list(dict.fromkeys(r["seed"] for r in records))
-    rounds = tuple(first_round_at([r for r in records if r["seed"] == s], target) for s in seeds)
-    return Row(
-        method=summary["method"] + (" (oracle)" if records[0].get("oracle") else ""),
-        final=Estimate(**summary["final_accuracy"]),
-        to_target=ToTarget(rounds),
-        uplink_bytes=summary["costs"]["uplink_bytes"],
-        client_flops=summary["costs"]["client_flops"],
-        seconds=summary["seconds"],
+def _cell(config: dict[str, Any], seed: int, records: list[dict[str, Any]]) -> CellResult:
+    method = str(config["method"])
+    return CellResult(
+        id=f"{method}-{seed}",
+        setting=SETTING,
+        variant=method,
+        seed=seed,
+        state="finished",
+        config=config,
+        facts=condense(records, config["rounds"]),
     )
 
 
-def markdown(rows: Sequence[Row], target: float, over_rounds: int) -> str:
-    """Return the table as Markdown, which also reads well in a terminal."""
-    head = [
-        "method",
-        f"accuracy %, last {over_rounds} rounds",
-        f"rounds to {target * 100:.1f} %",
-        "uplink MB",
-        "client GFLOP",
-        "seconds",
-    ]
-    body = [
-        [
-            row.method,
-            row.final.text(),
-            row.to_target.text(),
-            f"{row.uplink_bytes / 1e6:.1f}",
-            f"{row.client_flops / 1e9:.1f}",
-            f"{row.seconds:.1f}",
-        ]
-        for row in rows
-    ]
-    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+def _line(row: ReportRow, control: str | None) -> list[str]:
+    name = f"{row.variant} (oracle)" if row.oracle else row.variant
+    accuracy = "–" if row.spread is None else row.spread.over_seeds.text()
+    if row.variant == control:
+        comparison = ["(control)", ""]
+    elif row.control is None:
+        comparison = ["–", ""]
+    else:
+        comparison = [t_interval(row.control.difference), row.control.in_words]
+    rounds = cost(row.to_target["rounds"], MEASURES["rounds"][1])
+    return [name, accuracy, *comparison, rounds, amount(_mean_uplink(row), "B")]
 
-    def show(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
 
-    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([show(head), rule, *(show(line) for line in body)])
+def _mean_uplink(row: ReportRow) -> float:
+    totals: list[int] = []
+    for cell in row.cells:
+        if cell.facts is not None:
+            totals.append(cell.facts.climb.totals["uplink_bytes"])
+    return fmean(totals)
+
+
+def _legend(analysis: Results, window: int) -> str:
+    seeds = len(analysis.rows[0].cells)
+    lines = [
+        f"accuracy: mean over {seeds} seed{'' if seeds == 1 else 's'} of the last {window} rounds, "
+        "± half of its 95 % t interval.",
+    ]
+    if seeds > 1:
+        lines.append(
+            f"minus {analysis.control}: in percentage points, paired by seed; significant: p < "
+            "0.05 after Holm's correction."
+        )
+    else:
+        lines.append(
+            "One seed says nothing about significance: run several, such as seeds=[0,1,2]."
+        )
+    lines.append("uplink: sent by clients in the whole run, mean over seeds.")
+    return "\n".join(lines)
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Write a Markdown table with aligned columns, which also reads well in a terminal."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows: list[str] = []
+    for line in lines:
+        padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        rows.append(f"| {' | '.join(padded)} |")
+    rule = "|".join("-" * (width + 2) for width in widths)
+    return "\n".join([rows[0], f"|{rule}|", *rows[1:]])

@@ -21,7 +21,7 @@ from fedglimpse.runs.build import build_world
 from fedglimpse.runs.folder import CLIENTS, stored_config, write_atomically, writing
 from fedglimpse.runs.kept_models import kept_models, load_models
 from fedglimpse.simulation.world import World
-from fedglimpse.studies.results.load import read_records
+from fedglimpse.studies.results.run_folder import read_records
 from fedglimpse.theory.bound import Constants, QConstants, Terms, lemma_4, printed, repaired
 from fedglimpse.theory.estimate import LaneProbe, Measurement, column
 

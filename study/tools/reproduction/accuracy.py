@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedglimpse.studies.report.analysis import Comparison, Results, Row
+from fedglimpse.studies.report.analysis import Comparison, ReportRow, Results
 from fedglimpse.studies.report.numbers import interval, mean_and_std, percent
 from reproduction.markdown import table
 
@@ -24,8 +24,8 @@ def overview(results: Results) -> str:
     return table(["variant", *settings], [[v, *(text(s, v) for s in settings)] for v in variants])
 
 
-def _short(row: Row) -> str:
-    paper = f"<br>paper {_figure(row)}" if row.beside else ""
+def _short(row: ReportRow) -> str:
+    paper = f"<br>paper {_figure(row)}" if row.published else ""
     if row.spread is None:
         return f"not run yet{paper}"
     text = mean_and_std(row.spread)
@@ -33,21 +33,21 @@ def _short(row: Row) -> str:
     return f"{text}{_mark(row.control)} ({seeds(row)}){paper}"
 
 
-def _figure(row: Row) -> str:
+def _figure(row: ReportRow) -> str:
     """Return the published figure of a row."""
-    if row.beside is None:
+    if row.published is None:
         return "–"
-    figure = row.beside.figure
+    figure = row.published.figure
     return f"{percent(figure.mean)} ± {percent(figure.std)}"
 
 
 def _mark(comparison: Comparison | None) -> str:
-    if comparison is None or comparison.verdict != "real":
+    if comparison is None or not comparison.significant:
         return ""
     return " ▲" if comparison.difference.mean > 0 else " ▼"
 
 
-def seeds(row: Row) -> str:
+def seeds(row: ReportRow) -> str:
     """Return how many seeds have finished, and of how many where some have not."""
     planned = len(row.cells)
     return str(planned) if row.finished == planned else f"{row.finished} of {planned}"
@@ -56,13 +56,13 @@ def seeds(row: Row) -> str:
 def detail(results: Results, setting: str) -> str:
     """Return one setting with its differences to the control and to the paper."""
     rows = results.of(setting)
-    with_paper = any(row.beside for row in rows)
+    with_paper = any(row.published for row in rows)
     head = ["variant", "accuracy %", "± over rounds", "seeds", f"minus {results.control}", "is"]
     head += ["paper %", "ours − paper", "is"] if with_paper else []
     return table(head, [_line(row, results.control, with_paper) for row in rows])
 
 
-def _line(row: Row, control: str | None, with_paper: bool) -> list[str]:
+def _line(row: ReportRow, control: str | None, with_paper: bool) -> list[str]:
     spread = row.spread
     cells = [
         row.variant + (" (oracle)" if row.oracle else ""),
@@ -82,7 +82,7 @@ def _compared(comparison: Comparison | None) -> list[str]:
     return [interval(comparison.difference), comparison.verdict]
 
 
-def not_as_in_the_paper(rows: Sequence[Row]) -> str:
+def not_as_in_the_paper(rows: Sequence[ReportRow]) -> str:
     """Return every key in which runs are not what the paper describes."""
-    found = dict.fromkeys(d for row in rows if row.beside for d in row.beside.deviations)
+    found = dict.fromkeys(d for row in rows if row.published for d in row.published.deviations)
     return f"Not as in the paper: {'; '.join(found)}." if found else ""

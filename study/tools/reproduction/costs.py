@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedglimpse.studies.compare import DEFAULT_TARGET, SMOOTHED_OVER
-from fedglimpse.studies.report.analysis import Results, Row
-from fedglimpse.studies.report.numbers import MEASURES, cost, percent
+from fedglimpse.studies.report.analysis import DEFAULT_TARGET, MEASURES, ReportRow, Results
+from fedglimpse.studies.report.numbers import cost, percent
+from fedglimpse.studies.statistics.condense import SMOOTHED_OVER
 from reproduction.markdown import table
 
 
@@ -21,7 +21,7 @@ def to_target(results: Results, setting: str) -> str:
     return f"{title}\n\n{table(head, [_line(row) for row in rows if row.to_target])}"
 
 
-def _line(row: Row) -> list[str]:
+def _line(row: ReportRow) -> list[str]:
     runs = row.to_target["rounds"]
     costs = [cost(row.to_target[measure], unit) for measure, (_, unit) in MEASURES.items()]
     return [row.variant, f"{runs.reached} of {len(runs.runs)}", *costs]

@@ -7,7 +7,7 @@ from html import escape
 from math import ceil, floor
 from statistics import fmean
 
-from fedglimpse.studies.results import Cell, Study
+from fedglimpse.studies.results import CellResult, Study
 from fedglimpse.studies.statistics.condense import thinned
 from reproduction.shelf import Stored
 
@@ -48,7 +48,7 @@ def _lines(study: Study, setting: str) -> dict[str, Line]:
     return {variant: line for variant, line in found.items() if line}
 
 
-def _mean(cells: Sequence[Cell]) -> Line:
+def _mean(cells: Sequence[CellResult]) -> Line:
     """Average the trailing mean accuracy of finished seeds over the rounds that all scored."""
     done = [c.facts.curve for c in cells if c.state == "finished" and c.facts is not None]
     if not done:

@@ -31,8 +31,8 @@ def _everywhere(evidence: Evidence, first: str, second: str) -> Pairs:
 def shortest_context_is_worst(evidence: Evidence) -> Finding:
     """Whether the agent without a past is the worst.
 
-    Holds if every longer H is really above H = 1, pooled over settings, does not hold if one is
-    really below it, else cannot be told.
+    Holds if every longer H is significantly above H = 1, pooled over settings, does not hold if one
+    is significantly below it, otherwise inconclusive.
     """
     shortest, *longer = _lengths(evidence).values()
     found = {h: contrast(evidence, _everywhere(evidence, h, shortest)) for h in longer}
@@ -42,9 +42,9 @@ def shortest_context_is_worst(evidence: Evidence) -> Finding:
 def longer_context_helps(evidence: Evidence) -> Finding:
     """Whether accuracy rises with H.
 
-    Holds if the longest H that the paper finds useful is really above H = 1 and no step between
-    neighbouring H up to there is really a loss, pooled over settings, does not hold if it is really
-    below or a step is really a loss, else cannot be told.
+    Holds if the longest H that the paper finds useful is significantly above H = 1 and no step
+    between neighbouring H up to there is a significant loss, pooled over settings, does not hold if
+    it is significantly below or a step is a significant loss, otherwise inconclusive.
     """
     limit = int(evidence.value or 0)
     useful = [name for h, name in _lengths(evidence).items() if h <= limit]
@@ -59,8 +59,8 @@ def context_saturates(evidence: Evidence) -> Finding:
     """Whether a still longer past brings nothing.
 
     Holds if the gain from the longest H that the paper finds useful to the longest H that was run,
-    pooled over settings, is really below one point, does not hold if it is really above one point,
-    else cannot be told.
+    pooled over settings, is significantly below one point, does not hold if it is significantly
+    above one point, otherwise inconclusive.
     """
     limit = int(evidence.value or 0)
     lengths = _lengths(evidence)
@@ -124,9 +124,9 @@ def _larger_k(evidence: Evidence, partition: str | None = None) -> Pairs:
 def more_visible_clients_help(evidence: Evidence) -> Finding:
     """Whether seeing more clients gives a higher accuracy.
 
-    Holds if glimpse is really more accurate with the larger clusters (the same share chosen) and
-    with the larger p (the same K), each pooled over its settings, does not hold if one of the two
-    is really a loss, else cannot be told.
+    Holds if glimpse is significantly more accurate with the larger clusters (the same share chosen)
+    and with the larger p (the same K), each pooled over its settings, does not hold if one of the
+    two is a significant loss, otherwise inconclusive.
     """
     mobile = contrast(evidence, _larger_clusters(evidence))
     random = contrast(evidence, _larger_p(evidence))
@@ -137,8 +137,9 @@ def more_visible_clients_help(evidence: Evidence) -> Finding:
 def larger_share_helps(evidence: Evidence) -> Finding:
     """Whether choosing more of the visible clients gives a higher accuracy.
 
-    Holds if glimpse is really more accurate with the next larger K, clusters the same, pooled over
-    settings, does not hold if it is really less accurate, else cannot be told.
+    Holds if glimpse is significantly more accurate with the next larger K, clusters the same,
+    pooled over settings, does not hold if it is significantly less accurate, otherwise
+    inconclusive.
     """
     found = contrast(evidence, _larger_k(evidence))
     return Finding(above_zero([found])[0], points(found))
@@ -147,8 +148,9 @@ def larger_share_helps(evidence: Evidence) -> Finding:
 def gains_look_alike(evidence: Evidence) -> Finding:
     """Whether these gains are the same everywhere.
 
-    Holds if larger clusters, larger p and larger K each are really a gain for glimpse under each
-    partition, does not hold if one of these six effects is really a loss, else cannot be told.
+    Holds if larger clusters, larger p and larger K each are a significant gain for glimpse under
+    each partition, does not hold if one of these six effects is a significant loss, otherwise
+    inconclusive.
     """
     found = {}
     for partition in dict.fromkeys(
@@ -163,16 +165,17 @@ def gains_look_alike(evidence: Evidence) -> Finding:
 def consistent_over_visibility(evidence: Evidence) -> Finding:
     """Whether glimpse does well whatever is visible and chosen.
 
-    Holds if glimpse is really above the control, random choice with the same averaging, pooled over
-    all settings, and really below it in none, does not hold if it is really below in one setting or
-    pooled, else cannot be told.
+    Holds if glimpse is significantly above the control, random choice with the same averaging,
+    pooled over all settings, and significantly below it in none, does not hold if it is
+    significantly below in one setting or pooled, otherwise inconclusive.
     """
     control = str(evidence.study.control)
     pairs = _everywhere(evidence, OURS, control)
     pooled = contrast(evidence, pairs)
     whole_gain, *each = above_zero([pooled, *(contrast(evidence, [pair]) for pair in pairs)])
     lost = [v for v in each if v in (Verdict.FAILS, Verdict.NOT_RUN)]
-    said = f"{points(pooled)} over {control}; really below in {each.count(Verdict.FAILS)} settings"
+    below = each.count(Verdict.FAILS)
+    said = f"{points(pooled)} over {control}; significantly below in {below} settings"
     return Finding(all_of([whole_gain, *lost]), said)
 
 
@@ -180,8 +183,9 @@ def identity_helps_throughout(evidence: Evidence) -> Finding:
     """Whether accuracy is lower without identities.
 
     Holds if with the identity table both the mean accuracy over the whole training and the final
-    accuracy, pooled over settings, are really higher and the final accuracy is really lower in no
-    setting, does not hold if one of these really goes the other way, else cannot be told.
+    accuracy, pooled over settings, are significantly higher and the final accuracy is significantly
+    lower in no setting, does not hold if one of these goes significantly the other way, otherwise
+    inconclusive.
     """
     pairs = _everywhere(evidence, WITH_IDENTITY, WITHOUT_IDENTITY)
     end, curve = contrast(evidence, pairs), contrast(evidence, pairs, whole)
@@ -196,8 +200,9 @@ def identity_steadies_under_dirichlet(evidence: Evidence) -> Finding:
     """Whether accuracy swings more without identities.
 
     Holds if under the Dirichlet distribution, pooled over settings, the standard deviation over the
-    last 50 rounds is really larger without identities, does not hold if it is really smaller, else
-    cannot be told; over rounds, because two or three seeds say nothing of a spread over seeds.
+    last 50 rounds is significantly larger without identities, does not hold if it is significantly
+    smaller, otherwise inconclusive; over rounds, because two or three seeds say nothing of a spread
+    over seeds.
     """
     settings = evidence.where(partition="dirichlet")
     pairs: Pairs = [((s, WITHOUT_IDENTITY), (s, WITH_IDENTITY)) for s in settings]

@@ -33,9 +33,9 @@ from reproduction.verdict import (
 def first_in_most(evidence: Evidence) -> Finding:
     """In how many settings glimpse comes first.
 
-    Holds if glimpse is really above the strongest baseline (highest mean there) in at least the
-    published number of settings, does not hold if it is really below in so many that the number is
-    out of reach, else cannot be told.
+    Holds if glimpse is significantly above the strongest baseline (highest mean there) in at least
+    the published number of settings, does not hold if it is significantly below in so many that the
+    number is out of reach, otherwise inconclusive.
     """
     gaps = [over_strongest(evidence, [setting]) for setting in evidence.study.settings]
     verdicts = above_zero(gaps)
@@ -48,8 +48,8 @@ def margin_where_first(evidence: Evidence) -> Finding:
     """By how much it is ahead where the paper has it ahead.
 
     Holds if, pooled over the settings in which the paper's own table has glimpse first, its gain
-    over the strongest baseline is real and its interval reaches the published size, does not hold
-    if it is really smaller or below zero, else cannot be told.
+    over the strongest baseline is significant and its interval reaches the published size, does not
+    hold if it is significantly smaller or below zero, otherwise inconclusive.
     """
     settings = [s for s in evidence.study.settings if (evidence.published_gain(s) or 0) > 0]
     found = over_strongest(evidence, settings)
@@ -60,9 +60,10 @@ def margin_where_first(evidence: Evidence) -> Finding:
 def first_under_label_skew(evidence: Evidence) -> Finding:
     """Whether it comes first wherever clients hold two classes.
 
-    Holds if glimpse is really above the strongest baseline in every label-skew setting and the
-    interval of its pooled gain there reaches the published size, does not hold if it is really
-    below in one of them or the pooled gain is really smaller, else cannot be told.
+    Holds if glimpse is significantly above the strongest baseline in every label-skew setting and
+    the interval of its pooled gain there reaches the published size, does not hold if it is
+    significantly below in one of them or the pooled gain is significantly smaller, otherwise
+    inconclusive.
     """
     settings = evidence.where(partition="label_skew")
     found = over_strongest(evidence, settings)
@@ -82,8 +83,8 @@ def close_elsewhere(evidence: Evidence) -> Finding:
     """How far behind it falls where the paper has it behind.
 
     Holds if, in every setting where the paper's own table does not have glimpse first, it is
-    really no further below the strongest baseline than published, does not hold if it is really
-    further below in one of them, else cannot be told.
+    significantly less far below the strongest baseline than published, does not hold if it is
+    significantly farther below in one of them, otherwise inconclusive.
     """
     settings = [s for s in evidence.study.settings if (evidence.published_gain(s) or 0) <= 0]
     gaps = {s: over_strongest(evidence, [s]) for s in settings}
@@ -94,9 +95,9 @@ def close_elsewhere(evidence: Evidence) -> Finding:
 def steadier_over_seeds(evidence: Evidence) -> Finding:
     """Whether another seed changes its accuracy less.
 
-    Holds if the distance of a seed's accuracy from the mean over seeds, pooled over all
-    settings, is really smaller for glimpse than for each of the four baselines, does not hold if it
-    is really larger than for one of them, else cannot be told.
+    Holds if the distance of a seed's accuracy from the mean over seeds, pooled over all settings,
+    is significantly smaller for glimpse than for each of the four baselines, does not hold if it is
+    significantly larger than for one of them, otherwise inconclusive.
     """
     found = under_each_baseline(evidence, evidence.study.settings, deviation)
     return Finding(all_of(above_zero(list(found.values()))), smallest(found, "points less"))
@@ -106,8 +107,9 @@ def alike_in_both_visibilities(evidence: Evidence) -> Finding:
     """Whether it matters how clients become visible.
 
     Holds if for each of the paper's methods the accuracies with a mobile server and with random
-    availability, data and partition the same, really differ by less than the largest such gap in
-    the paper's own table, does not hold if one really differs by more, else cannot be told.
+    availability, data and partition the same, differ by significantly less than the largest such
+    gap in the paper's own table, does not hold if one differs by significantly more, otherwise
+    inconclusive.
     """
     pairs = _both_visibilities(evidence)
     figures = [(evidence.published(a), evidence.published(b)) for a, b in pairs]
@@ -141,9 +143,9 @@ def _both_visibilities(evidence: Evidence) -> list[tuple[str, str]]:
 def larger_gain_when_mobile(evidence: Evidence) -> Finding:
     """Whether the gain is larger with a mobile server.
 
-    Holds if the gain over the strongest baseline is really larger with a mobile server than with
-    random availability, pooled over data and partitions, does not hold if it is really smaller,
-    else cannot be told.
+    Holds if the gain over the strongest baseline is significantly larger with a mobile server than
+    with random availability, pooled over data and partitions, does not hold if it is significantly
+    smaller, otherwise inconclusive.
     """
     pairs = [((a, OURS), (b, OURS)) for a, b in _both_visibilities(evidence)]
     found = contrast(evidence, pairs, gain)
@@ -153,9 +155,9 @@ def larger_gain_when_mobile(evidence: Evidence) -> Finding:
 def higher_and_steadier_under_label_skew(evidence: Evidence) -> Finding:
     """Whether it ends higher and swings less where clients hold two classes.
 
-    Holds if under label skew, pooled over settings, glimpse is really above each baseline and
-    its standard deviation over the last 50 rounds is really below that of each, does not hold if
-    one of these differences really goes the other way, else cannot be told.
+    Holds if under label skew, pooled over settings, glimpse is significantly above each baseline
+    and its standard deviation over the last 50 rounds is significantly below that of each, does not
+    hold if one of these differences goes significantly the other way, otherwise inconclusive.
     """
     settings = evidence.where(partition="label_skew")
     higher = over_each_baseline(evidence, settings)
@@ -165,10 +167,10 @@ def higher_and_steadier_under_label_skew(evidence: Evidence) -> Finding:
 def competitive_and_steadier_under_dirichlet(evidence: Evidence) -> Finding:
     """Whether it keeps up and swings less where clients are less different.
 
-    Holds if under the Dirichlet distribution, pooled over settings, glimpse is really no further
-    below each baseline than what the paper calls competitive and its standard deviation over the
-    last 50 rounds is really below that of each, does not hold if one of these differences really
-    goes the other way, else cannot be told.
+    Holds if under the Dirichlet distribution, pooled over settings, glimpse is significantly less
+    far below each baseline than what the paper calls competitive and its standard deviation over
+    the last 50 rounds is significantly below that of each, does not hold if one of these
+    differences goes significantly the other way, otherwise inconclusive.
     """
     settings = evidence.where(partition="dirichlet")
     margin = evidence.claimed("close-elsewhere")
@@ -188,8 +190,9 @@ def _higher_and_steadier(
 def all_above_level_on_activities(evidence: Evidence) -> Finding:
     """Whether every method does well on the activity data.
 
-    Holds if every one of the paper's five methods is really above the published level in both
-    settings of the activity data, does not hold if one is really below, else cannot be told.
+    Holds if every one of the paper's five methods is significantly above the published level in
+    both settings of the activity data, does not hold if one is significantly below, otherwise
+    inconclusive.
     """
     settings = evidence.where(partition="subject")
     arms = product(settings, [*evidence.baselines, OURS])
@@ -201,9 +204,9 @@ def all_above_level_on_activities(evidence: Evidence) -> Finding:
 def steadier_on_activities(evidence: Evidence) -> Finding:
     """Whether it swings less on the activity data.
 
-    Holds if on the activity data, pooled over both settings, the standard deviation of glimpse
-    over the last 50 rounds is really below that of each baseline, does not hold if it is really
-    above that of one, else cannot be told.
+    Holds if on the activity data, pooled over both settings, the standard deviation of glimpse over
+    the last 50 rounds is significantly below that of each baseline, does not hold if it is
+    significantly above that of one, otherwise inconclusive.
     """
     found = under_each_baseline(evidence, evidence.where(partition="subject"), swing)
     return Finding(all_of(above_zero(list(found.values()))), smallest(found, "points less"))
@@ -212,9 +215,9 @@ def steadier_on_activities(evidence: Evidence) -> Finding:
 def larger_gain_where_baselines_are_low(evidence: Evidence) -> Finding:
     """Whether it helps most where others are low.
 
-    Holds if the gain over the strongest baseline is really larger under label skew, where the
-    paper's own baselines are lower, than under the Dirichlet distribution, pooled over data and
-    visibility, does not hold if it is really smaller, else cannot be told.
+    Holds if the gain over the strongest baseline is significantly larger under label skew, where
+    the paper's own baselines are lower, than under the Dirichlet distribution, pooled over data and
+    visibility, does not hold if it is significantly smaller, otherwise inconclusive.
     """
     pairs = []
     for skewed in evidence.where(partition="label_skew"):

@@ -1,9 +1,9 @@
 """Verdicts on what a target accuracy costs: the paper's Figure 5, and how fast curves rise.
 
 A saving is the report's: one minus our cost over theirs, run by run. So it is no symmetric measure:
-twice as dear is -100 %, half as dear +50 %. A run that missed the target
-only bounds its cost, so a saving may be known as "at least" or "at most"; a verdict that such a
-bound cannot carry is "cannot be told".
+twice as dear is -100 %, half as dear +50 %. A run that missed the target only bounds its cost, so a
+saving may be known as "at least" or "at most"; a verdict that such a bound cannot carry is
+"inconclusive".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedglimpse.studies.report.analysis import spent
-from fedglimpse.studies.statistics.censored import Saving, Spent, saving
+from fedglimpse.studies.statistics.to_target import Saving, Spent, saving
 from reproduction.evidence import OURS, Evidence, over_strongest
 from reproduction.pooling import Pooled, Values, pool
 from reproduction.verdict import Finding, Verdict, above_zero, all_of, counts, points, reaches
@@ -39,7 +39,7 @@ class Average:
     def carries(self, verdict: Verdict) -> Verdict:
         """Return a verdict, unless bounds leave it open."""
         open_ends = {Verdict.HOLDS: "≤?", Verdict.FAILS: "≥?"}.get(verdict, "")
-        return Verdict.UNTOLD if self.bounds & set(open_ends) else verdict
+        return Verdict.INCONCLUSIVE if self.bounds & set(open_ends) else verdict
 
 
 def _runs(evidence: Evidence, setting: str, variant: str, measure: str) -> dict[int, Spent]:
@@ -98,8 +98,8 @@ def saves_uplink_under_dirichlet(evidence: Evidence) -> Finding:
     """How much less is sent until the target, Dirichlet.
 
     Holds if the uplink saved until the setting's fixed target, averaged over the four baselines and
-    pooled over the Dirichlet settings, is really above zero and its interval reaches the published
-    share, does not hold if it is really smaller, else cannot be told.
+    pooled over the Dirichlet settings, is significantly above zero and its interval reaches the
+    published share, does not hold if it is significantly smaller, otherwise inconclusive.
     """
     return _saves(evidence, "dirichlet", "uplink_bytes", evidence.baselines)
 
@@ -108,8 +108,8 @@ def saves_uplink_under_label_skew(evidence: Evidence) -> Finding:
     """How much less is sent until the target, label skew.
 
     Holds if the uplink saved until the setting's fixed target, averaged over the four baselines and
-    pooled over the label-skew settings, is really above zero and its interval reaches the published
-    share, does not hold if it is really smaller, else cannot be told.
+    pooled over the label-skew settings, is significantly above zero and its interval reaches the
+    published share, does not hold if it is significantly smaller, otherwise inconclusive.
     """
     return _saves(evidence, "label_skew", "uplink_bytes", evidence.baselines)
 
@@ -118,8 +118,9 @@ def saves_server_flops_under_dirichlet(evidence: Evidence) -> Finding:
     """How much less the server computes until the target, Dirichlet.
 
     Holds if the server FLOPs saved until the setting's fixed target, averaged over FedAWAC and
-    HA-EdgeFLow and pooled over the Dirichlet settings, are really above zero and their interval
-    reaches the published share, does not hold if they are really fewer, else cannot be told.
+    HA-EdgeFLow and pooled over the Dirichlet settings, are significantly above zero and their
+    interval reaches the published share, does not hold if they are significantly fewer, otherwise
+    inconclusive.
     """
     return _saves(evidence, "dirichlet", "server_flops", SERVER_BASELINES)
 
@@ -128,8 +129,9 @@ def saves_server_flops_under_label_skew(evidence: Evidence) -> Finding:
     """How much less the server computes until the target, label skew.
 
     Holds if the server FLOPs saved until the setting's fixed target, averaged over FedAWAC and
-    HA-EdgeFLow and pooled over the label-skew settings, are really above zero and their interval
-    reaches the published share, does not hold if they are really fewer, else cannot be told.
+    HA-EdgeFLow and pooled over the label-skew settings, are significantly above zero and their
+    interval reaches the published share, does not hold if they are significantly fewer, otherwise
+    inconclusive.
     """
     return _saves(evidence, "label_skew", "server_flops", SERVER_BASELINES)
 
@@ -138,9 +140,9 @@ def faster_and_higher_under_label_skew(evidence: Evidence) -> Finding:
     """Whether it rises faster and ends higher where clients hold two classes.
 
     Holds if under label skew the rounds saved until the setting's fixed target, averaged over the
-    four baselines and pooled over settings, are really above zero and glimpse is really above the
-    strongest baseline in every setting, does not hold if one of these really goes the other way,
-    else cannot be told.
+    four baselines and pooled over settings, are significantly above zero and glimpse is
+    significantly above the strongest baseline in every setting, does not hold if one of these goes
+    significantly the other way, otherwise inconclusive.
     """
     settings = evidence.where(partition="label_skew")
     found = average_saving(evidence, settings, "rounds", evidence.baselines)

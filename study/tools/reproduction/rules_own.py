@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from fedglimpse.studies.report.analysis import Row, analyse, config_of
+from fedglimpse.studies.report.analysis import ReportRow, analyse, config_of
 from fedglimpse.studies.report.numbers import interval
 from reproduction.evidence import OURS, Evidence, contrast, final, over_each_baseline
 from reproduction.pooling import Pooled, Values, pool
@@ -34,10 +34,10 @@ BY_LOSS = "power-of-choice"  # the clients with the highest loss, without an age
 def recipe_matters_more(evidence: Evidence) -> Finding:
     """Whether recipe and averaging move accuracy more than selection is said to.
 
-    Holds if the gap between the best and the worst variant, pooled over settings, is really larger
-    than the paper's own gain over its best baseline there, does not hold if all variants were run
-    and the gap is really smaller, else cannot be told; best and worst are chosen by the other
-    seeds, so that luck does not widen the gap.
+    Holds if the gap between the best and the worst variant, pooled over settings, is significantly
+    larger than the paper's own gain over its best baseline there, does not hold if all variants
+    were run and the gap is significantly smaller, otherwise inconclusive; best and worst are chosen
+    by the other seeds, so that luck does not widen the gap.
     """
     gaps, beyond, gains = dict[str, list[Values]](), dict[str, list[Values]](), list[float]()
     for setting in evidence.study.settings:
@@ -69,9 +69,10 @@ def adam_explains_the_figures(evidence: Evidence) -> Finding:
     """Whether Adam gives the paper's baselines, and glimpse still wins.
 
     Holds if every baseline is within one published standard deviation of its published figure and
-    not really apart from it (the report's own comparison) and glimpse, pooled over settings, is
-    really above each baseline and above the control, does not hold if a baseline is really apart
-    or glimpse is really below one of them, else cannot be told.
+    not significantly different from it (the report's own comparison) and glimpse, pooled over
+    settings, is significantly above each baseline and above the control, does not hold if a
+    baseline is significantly different or glimpse is significantly below one of them, otherwise
+    inconclusive.
     """
     rows = [r for r in analyse(evidence.study).rows if r.variant in evidence.baselines]
     near = [_near(row, below_only=False) for row in rows]
@@ -87,8 +88,8 @@ def adam_explains_the_figures(evidence: Evidence) -> Finding:
 def agent_beats_chance(evidence: Evidence) -> Finding:
     """Whether the agent is above a random choice.
 
-    Holds if glimpse, pooled over settings, is really above the control, does not hold if it is
-    really below, else cannot be told.
+    Holds if glimpse, pooled over settings, is significantly above the control, does not hold if it
+    is significantly below, otherwise inconclusive.
     """
     found = _pooled(evidence, OURS, str(evidence.study.control))
     return Finding(above_zero([found])[0], points(found))
@@ -98,15 +99,16 @@ def presets_reach_the_paper(evidence: Evidence) -> Finding:
     """Whether either reading of the paper reaches its figure.
 
     Holds if in each setting one of the two presets of glimpse is no more than one published
-    standard deviation below the published figure and not really below it (the report's own
-    comparison), does not hold if both are really below in one setting, else cannot be told.
+    standard deviation below the published figure and not significantly below it (the report's own
+    comparison), does not hold if both are significantly below in one setting, otherwise
+    inconclusive.
     """
     each, said = [], []
     for setting in evidence.study.settings:
         rows = [
             row
             for row in analyse(evidence.study).of(setting)
-            if row.beside is not None and config_of(row.cells)["method"] == OURS
+            if row.published is not None and config_of(row.cells)["method"] == OURS
         ]
         each.append(any_of([_near(row, below_only=True) for row in rows]))
         for row in rows:
@@ -116,24 +118,25 @@ def presets_reach_the_paper(evidence: Evidence) -> Finding:
     return Finding(all_of(each), "; ".join(said) or "–")
 
 
-def _near(row: Row, below_only: bool) -> Verdict:
+def _near(row: ReportRow, below_only: bool) -> Verdict:
     """Say whether a row is near its published figure; `below_only`: above it is near as well."""
-    if row.paper is None or row.beside is None:
+    if row.paper is None or row.published is None:
         return Verdict.NOT_RUN
     gap = row.paper.difference.mean
     if below_only and gap > 0 and row.paper.difference.pairs > 1:
         return Verdict.HOLDS
-    if row.paper.verdict == "real":
+    if row.paper.significant:
         return Verdict.FAILS
-    close = abs(gap) <= row.beside.figure.std and row.paper.p is not None
-    return Verdict.HOLDS if close else Verdict.UNTOLD
+    close = abs(gap) <= row.published.figure.std and row.paper.p is not None
+    return Verdict.HOLDS if close else Verdict.INCONCLUSIVE
 
 
 def every_component_adds(evidence: Evidence) -> Finding:
     """Whether each part of the agent is worth having.
 
-    Holds if glimpse, pooled over settings, is really above itself without each of the parts that
-    the claim names, does not hold if it is really below itself without one, else cannot be told.
+    Holds if glimpse, pooled over settings, is significantly above itself without each of the parts
+    that the claim names, does not hold if it is significantly below itself without one, otherwise
+    inconclusive.
     """
     found = {
         v: contrast(evidence, [((s, OURS), (s, v)) for s in evidence.study.settings])
@@ -145,9 +148,9 @@ def every_component_adds(evidence: Evidence) -> Finding:
 def turns_make_up_for_the_harm(evidence: Evidence) -> Finding:
     """Whether the agent's choices do harm, and turns with a flat start mend it.
 
-    Holds if glimpse, pooled over settings, is really below the control and each variant with turns
-    really above glimpse, does not hold if glimpse is really above the control or such a variant
-    really below glimpse, else cannot be told.
+    Holds if glimpse, pooled over settings, is significantly below the control and each variant with
+    turns significantly above glimpse, does not hold if glimpse is significantly above the control
+    or such a variant significantly below glimpse, otherwise inconclusive.
     """
     control, turns = (
         str(evidence.study.control),
@@ -163,8 +166,9 @@ def turns_make_up_for_the_harm(evidence: Evidence) -> Finding:
 def changes_raise_accuracy(evidence: Evidence) -> Finding:
     """Whether the agent gains by seeing changes of the global model.
 
-    Holds if glimpse that sees changes, pooled over settings, is really above glimpse, does not hold
-    if it is really below, else cannot be told; what its attention does is in the section's text.
+    Holds if glimpse that sees changes, pooled over settings, is significantly above glimpse, does
+    not hold if it is significantly below, otherwise inconclusive; what its attention does is in the
+    section's text.
     """
     found = _pooled(evidence, "glimpse, changes", OURS)
     return Finding(above_zero([found])[0], points(found))
@@ -173,8 +177,8 @@ def changes_raise_accuracy(evidence: Evidence) -> Finding:
 def leaning_beats_chance(evidence: Evidence) -> Finding:
     """Whether an agent that leans towards a high loss is above a random choice.
 
-    Holds if the leaning agent, pooled over settings, is really above the control, does not hold if
-    it is really below, else cannot be told.
+    Holds if the leaning agent, pooled over settings, is significantly above the control, does not
+    hold if it is significantly below, otherwise inconclusive.
     """
     found = _pooled(evidence, "glimpse, leaning", str(evidence.study.control))
     return Finding(above_zero([found])[0], points(found))
@@ -183,9 +187,9 @@ def leaning_beats_chance(evidence: Evidence) -> Finding:
 def proof_mends_the_harm(evidence: Evidence) -> Finding:
     """Whether Q that has to prove itself costs nothing, and with a lean gains.
 
-    Holds if, pooled over settings, the agent that asks for proof is really above glimpse and really
-    less than half a point below the control, and with a lean really above the control, does not
-    hold if one of these really goes the other way, else cannot be told.
+    Holds if, pooled over settings, the agent that asks for proof is significantly above glimpse and
+    significantly less than half a point below the control, and with a lean significantly above the
+    control, does not hold if one of these goes significantly the other way, otherwise inconclusive.
     """
     control = str(evidence.study.control)
     over_glimpse = _pooled(evidence, "glimpse, proven", OURS)
@@ -200,9 +204,9 @@ def proof_mends_the_harm(evidence: Evidence) -> Finding:
 def teaching_pays(evidence: Evidence) -> Finding:
     """Whether a policy that others taught is worth more than chance, and than one's own lessons.
 
-    Holds if, pooled over settings, the taught agent is really above the control and really above
-    the same agent that learns in its own run, does not hold if one of these really goes the other
-    way, else cannot be told.
+    Holds if, pooled over settings, the taught agent is significantly above the control and
+    significantly above the same agent that learns in its own run, does not hold if one of these
+    goes significantly the other way, otherwise inconclusive.
     """
     control = str(evidence.study.control)
     over_chance = _pooled(evidence, "glimpse, taught", control)
@@ -216,8 +220,8 @@ def teaching_pays(evidence: Evidence) -> Finding:
 def policy_travels(evidence: Evidence) -> Finding:
     """Whether a policy that one data set taught is worth more than chance on others.
 
-    Holds if the taught agent, pooled over settings, is really above the control, does not hold if
-    it is really below, else cannot be told.
+    Holds if the taught agent, pooled over settings, is significantly above the control, does not
+    hold if it is significantly below, otherwise inconclusive.
     """
     found = _pooled(evidence, "glimpse, taught", str(evidence.study.control))
     by_loss = points(_pooled(evidence, "glimpse, taught", BY_LOSS))
@@ -233,8 +237,8 @@ def choosing_is_worth_little(evidence: Evidence) -> Finding:
     """Whether a choice pays once everybody averages over time.
 
     Holds if for each variant the whole interval of its difference to the control, pooled over
-    settings, lies below one point, does not hold if one is really above one point, else cannot be
-    told; fewer settings than planned: not run.
+    settings, lies below one point, does not hold if one is significantly above one point, otherwise
+    inconclusive; fewer settings than planned: not run.
     """
     control = str(evidence.study.control)
     variants = [v for v in evidence.study.variants if v != control]
@@ -248,4 +252,4 @@ def _little(difference: Pooled | None, above_limit: Verdict) -> Verdict:
     if difference is None or above_limit is Verdict.HOLDS:
         return Verdict.NOT_RUN if difference is None else Verdict.FAILS
     below = difference.high is not None and difference.high < POINT
-    return Verdict.HOLDS if below else Verdict.UNTOLD
+    return Verdict.HOLDS if below else Verdict.INCONCLUSIVE

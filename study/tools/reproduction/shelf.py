@@ -13,8 +13,8 @@ from typing import Any
 
 from fedglimpse.runs.folder import affects_results, run_identity
 from fedglimpse.studies.report.analysis import Results, analyse
-from fedglimpse.studies.report.published import read_paper
-from fedglimpse.studies.results import Cell, Study, load_study
+from fedglimpse.studies.results import CellResult, Study, load_study
+from fedglimpse.studies.results.published import read_paper
 from fedglimpse.studies.sweep.plan import read_plan
 
 CHOSE_THE_RECIPE = frozenset({0, 1})  # seeds of recipe_study.toml
@@ -80,7 +80,7 @@ class Shelf:
         return read_paper(self.root / "plans" / f"{name}.toml")
 
     @cached_property
-    def _runs(self) -> dict[str, tuple[str, Cell]]:
+    def _runs(self) -> dict[str, tuple[str, CellResult]]:
         """The finished runs of all studies, each with the study that has it."""
         return {
             run_identity(cell.config): (name, cell)
@@ -90,7 +90,7 @@ class Shelf:
         }
 
     @cached_property
-    def _cells(self) -> dict[str, dict[tuple[str, str, int], Cell]]:
+    def _cells(self) -> dict[str, dict[tuple[str, str, int], CellResult]]:
         """The cells of every study of `plans/` that has results, all its parts together."""
         names = sorted(path.stem for path in (self.root / "plans").glob("*.toml"))
         folders = {name: self.root / "results" / name for name in names}
@@ -107,7 +107,7 @@ class Shelf:
         cells, departures, lenders = [], dict[str, None](), Counter[str]()
         for planned in plan.cells:
             key, config = _name(planned), configs[planned.id]
-            cell = there.pop(key, None) or Cell(planned.id, *key, state="missing")
+            cell = there.pop(key, None) or CellResult(planned.id, *key, state="missing")
             if cell.state != "finished" and (lent := self._runs.get(run_identity(config))):
                 lenders[lent[0]] += 1
                 cell = dataclasses.replace(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fedglimpse.runs.folder import run_identity
-from fedglimpse.studies.results import Cell
+from fedglimpse.studies.results import CellResult
 from reproduction.markdown import table
 from reproduction.shelf import Stored
 
 
-def on_gpu(cells: Iterable[Cell]) -> list[Cell]:
+def on_gpu(cells: Iterable[CellResult]) -> list[CellResult]:
     """Return the cells that were played on a GPU, each run once.
 
     A run that another study took over with --reuse has the same configuration and the same time.
@@ -22,13 +22,13 @@ def on_gpu(cells: Iterable[Cell]) -> list[Cell]:
     return list(runs.values())
 
 
-def _device(cell: Cell) -> str:
+def _device(cell: CellResult) -> str:
     """Return the GPU a cell was played on; nothing for a CPU."""
     asked = cell.config.get("engine.device", "auto")
     return "" if asked == "cpu" else str(cell.environment.get("gpu") or "")
 
 
-def _run(cell: Cell) -> tuple[str, int, float]:
+def _run(cell: CellResult) -> tuple[str, int, float]:
     seconds = cell.facts.seconds if cell.facts is not None else 0.0
     return run_identity(cell.config), cell.seed, seconds
 
@@ -49,7 +49,7 @@ def speed(studies: Sequence[Stored]) -> str:
     return table([*head, "lane-rounds a minute", "GPU-hours"], lines)
 
 
-def _figures(cells: Sequence[Cell]) -> list[str]:
+def _figures(cells: Sequence[CellResult]) -> list[str]:
     rounds = sum(cell.facts.climb.played for cell in cells if cell.facts is not None)
     seconds = sum(cell.facts.seconds for cell in cells if cell.facts is not None)
     pace = f"{60 * rounds / seconds:,.0f}" if seconds else "–"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from fedglimpse.studies.results import Study
-from fedglimpse.studies.results.cell import State
+from fedglimpse.studies.results.study import CellState
 from reproduction.markdown import table
 
 WHY = "GPU time"  # unless something else is written here
 WHY_OF: dict[str, str] = {}  # study -> why its cells are not run
-STATES: dict[State, str] = {"unfinished": "begun", "failed": "failed", "missing": "not begun"}
+STATES: dict[CellState, str] = {"unfinished": "begun", "failed": "failed", "missing": "not begun"}
 
 
 def reason(name: str) -> str:

@@ -11,10 +11,10 @@ import numpy as np
 
 from fedglimpse.config.loading import resolve
 from fedglimpse.runs.summary import summarise
-from fedglimpse.studies.results import Cell, Partition, Study
+from fedglimpse.studies.results import CellResult, Partition, Study
 from fedglimpse.studies.results.trace import trace_of
 from fedglimpse.studies.statistics.condense import condense
-from fedglimpse.studies.statistics.fairness import Participation, classes_covered
+from fedglimpse.studies.statistics.participation import Participation, classes_covered
 
 CLASSES = 10
 
@@ -105,7 +105,7 @@ def _cell(
     records: list[dict[str, Any]],
     counts: list[list[int]],
     first_seed: int,
-) -> Cell:
+) -> CellResult:
     setting, variant, seed = name
     clients, rounds = len(counts), len(records)
     seen, chosen = np.zeros(clients, int), np.zeros(clients, int)
@@ -113,7 +113,7 @@ def _cell(
         seen[record["visible"]] += 1
         chosen[record["selected"]] += 1
     theory = {"gamma_squared": [1 / (t + 1) for t in range(rounds)], "bound": 3.25}
-    return Cell(
+    return CellResult(
         id="-".join(map(str, name)),
         setting=setting,
         variant=variant,

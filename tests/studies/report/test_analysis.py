@@ -11,14 +11,14 @@ from made_up import records_of, study_of
 
 from fedglimpse.config.loading import load, resolve
 from fedglimpse.errors import UserError
-from fedglimpse.studies.report.analysis import Options, Results, Row, analyse
+from fedglimpse.studies.report.analysis import Options, ReportRow, Results, analyse
 from fedglimpse.studies.report.numbers import amount, signed
 from fedglimpse.studies.report.reproduce import command
 from fedglimpse.studies.report.tables import cells_csv, latex, rows_csv
 from fedglimpse.studies.report.terminal import missing
 from fedglimpse.studies.results import Study
-from fedglimpse.studies.statistics.censored import Spent
 from fedglimpse.studies.statistics.condense import condense
+from fedglimpse.studies.statistics.to_target import Spent
 
 SETTING = {"a_b": {"data.name": "digits"}}
 
@@ -29,7 +29,7 @@ def study() -> Study:
     return study_of(SETTING, variants, [0, 1, 2, 3, 4], 100, 40, control="fedavg")
 
 
-def row(results: Results, variant: str) -> Row:
+def row(results: Results, variant: str) -> ReportRow:
     return next(r for r in results.rows if r.variant == variant)
 
 
@@ -38,7 +38,7 @@ def test_a_clear_difference_is_real_and_a_tiny_one_is_noise(study: Study) -> Non
     better, same = row(results, "glimpse"), row(results, "fedprox")
     assert better.control is not None
     assert same.control is not None
-    assert (better.control.verdict, same.control.verdict) == ("real", "within noise")
+    assert (better.control.verdict, same.control.verdict) == ("significant", "not significant")
     assert row(results, "fedavg").control is None
     assert (better.best, same.best) == (True, False)
     raw = [better.control.difference.p, same.control.difference.p]
@@ -87,7 +87,7 @@ def test_a_missing_first_seed_does_not_hide_what_was_run(study: Study) -> None:
     paper |= {"accuracy": {"a": {"glimpse": [70.0, 1.0]}}}
     results = analyse(dataclasses.replace(study, cells=cells, paper=paper))
     found = row(results, "glimpse")
-    assert found.beside is not None
+    assert found.published is not None
     assert found.command.endswith("'seeds=[0,1,2,3,4]'")
     assert found.finished == 4
 
@@ -103,7 +103,7 @@ def test_csv_holds_every_row_and_every_seed(study: Study) -> None:
     rows = list(csv.DictReader(io.StringIO(rows_csv(results))))
     assert [r["variant"] for r in rows] == ["fedavg", "fedprox", "glimpse"]
     assert (rows[0]["rounds_is"], rows[0]["rounds_reached"]) == ("at least", "0")
-    assert rows[2]["minus_control_verdict"] == "real"
+    assert rows[2]["minus_control_verdict"] == "significant"
     cells = list(csv.DictReader(io.StringIO(cells_csv(results))))
     assert len(cells) == 15
     assert (cells[0]["rounds_to_target"], cells[0]["rounds_at_end"]) == ("", "100")

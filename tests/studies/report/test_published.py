@@ -9,7 +9,7 @@ import pytest
 from fedglimpse.config.loading import resolve
 from fedglimpse.errors import UserError
 from fedglimpse.methods import registry
-from fedglimpse.studies.report.published import beside, read_paper
+from fedglimpse.studies.results.published import published_figure, read_paper
 
 EXPERIMENTS = Path(__file__).parents[3] / "study" / "plans"
 FILES = sorted(EXPERIMENTS.glob("paper_*.toml"))
@@ -54,20 +54,20 @@ def test_the_table_agrees_with_what_the_paper_says_about_it() -> None:
 def test_settings_are_matched_by_what_was_run(name: str) -> None:
     words: dict[str, Any] = {**TABLE["settings"][name]["match"], "method": "glimpse"}
     config = resolve({"preset": "paper", **words}).flat()
-    found = beside(TABLE, config)
+    found = published_figure(TABLE, config)
     assert found is not None
     assert found.figure.mean == pytest.approx(TABLE["accuracy"][name]["glimpse"][0] / 100)
     assert found.deviations == ()  # preset `paper` is what the text says
-    other = beside(TABLE, {**config, "rounds": 30, "local.lr": 0.01})
+    other = published_figure(TABLE, {**config, "rounds": 30, "local.lr": 0.01})
     assert other is not None
     assert "local.lr 0.01 (paper: 0.001)" in other.deviations
 
 
 def test_no_figure_for_what_the_paper_did_not_run() -> None:
     config = resolve({"data.name": "cifar10", "method": "mifa"}).flat()
-    assert beside(TABLE, config) is None
-    assert beside(TABLE, {**config, "method": "glimpse", "data.name": "digits"}) is None
-    assert beside(None, config) is None
+    assert published_figure(TABLE, config) is None
+    assert published_figure(TABLE, {**config, "method": "glimpse", "data.name": "digits"}) is None
+    assert published_figure(None, config) is None
 
 
 def test_mistakes_in_files_are_said(tmp_path: Path) -> None:
@@ -110,7 +110,9 @@ GOOD = (
 def test_wrong_figures_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:
     path = tmp_path / "paper.toml"
     path.write_text(GOOD)
-    assert beside(read_paper(path), {"data.name": "digits", "method": "fedavg"}) is not None
+    assert (
+        published_figure(read_paper(path), {"data.name": "digits", "method": "fedavg"}) is not None
+    )
     assert old in GOOD
     path.write_text(GOOD.replace(old, new))
     with pytest.raises(UserError) as caught:

@@ -34,7 +34,7 @@ def test_everything_is_written(folder: Path) -> None:
     output = called(folder, "--control", "glimpse", "--target", 0.75)
     assert "fedavg" in output
     assert "0 of 2" in output
-    assert "covers the truth in about 50/75/84/89 % of studies with 2/3/5/8 pairs" in output
+    assert "paired by seed, with a 95 % t interval" in output
     names = {p.name for p in (folder / "report").iterdir()}
     assert names == {"report.html", "results.csv", "seeds.csv", "results.tex", "study.json.gz"}
     assert f"page: {folder / 'report' / 'report.html'}" in output.replace("\n", "")

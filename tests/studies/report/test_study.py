@@ -121,7 +121,7 @@ def test_parts_of_a_study_are_read_as_one(sweep: Path, tmp_path: Path) -> None:
     assert both.partitions == whole.partitions
     assert both.source == str(folder)
     write_study(dataclasses.replace(whole, title="Another"), folder / "study-c.json.gz")
-    with pytest.raises(UserError, match="parts of different studies"):
+    with pytest.raises(UserError, match="different studies"):
         load_study(folder)
 
 

@@ -25,14 +25,15 @@ def test_differences_are_taken_seed_by_seed() -> None:
     assert found.mean == pytest.approx((0.01 + 0.04 + 0.01 + 0.04 + 0.01) / 5)
     expected = stats.ttest_rel(list(OURS.values()), list(CONTROL.values()))
     assert found.p == pytest.approx(expected.pvalue)
+    assert found.t_interval == pytest.approx(expected.confidence_interval(0.95))
     assert paired({0: 0.5}, {1: 0.5}) is None
 
 
 def test_one_pair_says_nothing_about_noise() -> None:
     found = paired({0: 0.5}, {0: 0.4})
     assert found is not None
-    assert (found.low, found.high, found.p) == (None, None, None)
-    assert found.verdict(None) == "cannot tell"
+    assert (found.low, found.high, found.p, found.t_interval) == (None, None, None, None)
+    assert found.verdict(None) == "inconclusive"
 
 
 def test_no_difference_at_all_is_noise() -> None:
@@ -41,14 +42,16 @@ def test_no_difference_at_all_is_noise() -> None:
     assert (same.p, same.low, same.high) == (1.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(("pairs", "called"), [(2, "cannot tell"), (5, "cannot tell"), (6, "real")])
-def test_few_differences_that_agree_exactly_are_not_called_real(pairs: int, called: str) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "verdict"), [(2, "inconclusive"), (5, "inconclusive"), (6, "significant")]
+)
+def test_few_differences_that_agree_exactly_are_not_significant(pairs: int, verdict: str) -> None:
     # 0.25 each time; as many signs of one kind come up in 2 of 2^n throws of a coin
     seeds = range(pairs)
     always = paired(dict.fromkeys(seeds, 0.75), dict.fromkeys(seeds, 0.5))
     assert always is not None
     assert (always.p, always.low, always.high) == (2 / 2**pairs, 0.25, 0.25)
-    assert always.verdict(always.p) == called
+    assert always.verdict(always.p) == verdict
 
 
 def test_differences_that_agree_up_to_rounding_are_the_same() -> None:
@@ -117,7 +120,7 @@ def test_without_any_spread_published_figures_cannot_be_told_apart() -> None:
     ):
         found = against_published(ours, theirs)
         assert (found.low, found.high, found.p) == (None, None, None)
-        assert found.verdict(found.p) == "cannot tell"
+        assert found.verdict(found.p) == "inconclusive"
 
 
 def test_holm_by_hand() -> None:
@@ -129,10 +132,10 @@ def test_holm_by_hand() -> None:
 
 def test_real_needs_both_the_interval_and_the_corrected_test() -> None:
     apart = Difference(0.02, 0.01, 0.03, 0.01, 5)
-    assert apart.verdict(0.04) == "real"
-    assert apart.verdict(0.06) == "cannot tell"
-    assert Difference(0.02, -0.01, 0.05, 0.01, 5).verdict(0.01) == "within noise"
-    assert Difference(-0.02, -0.03, -0.01, 0.01, 5).verdict(0.01) == "real"
+    assert apart.verdict(0.04) == "significant"
+    assert apart.verdict(0.06) == "inconclusive"
+    assert Difference(0.02, -0.01, 0.05, 0.01, 5).verdict(0.01) == "not significant"
+    assert Difference(-0.02, -0.03, -0.01, 0.01, 5).verdict(0.01) == "significant"
 
 
 def test_seeds_of_several_settings_are_pooled() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedglimpse.studies.statistics.fairness import Participation, classes_covered, jain
-from fedglimpse.studies.statistics.spread import Spread
+from fedglimpse.studies.statistics.difference import Spread
+from fedglimpse.studies.statistics.participation import Participation, classes_covered, jain
 
 
 def test_jain_by_hand() -> None:

@@ -11,7 +11,7 @@ from sweeps import SMALL, write
 from fedglimpse.errors import UserError
 from fedglimpse.studies.sweep import local
 from fedglimpse.studies.sweep.plan import read_plan
-from fedglimpse.studies.sweep.runner import How, Play, run_sweep
+from fedglimpse.studies.sweep.runner import Engine, SweepOptions, run_sweep
 
 ONE = """
 [[settings]]
@@ -49,17 +49,17 @@ HERE = {
 
 
 @pytest.mark.parametrize(
-    ("play", "name"),
-    [(elsewhere, name) for name in METHODS] + [(local.play, name) for name in METHODS | HERE],
+    ("run_packs", "name"),
+    [(elsewhere, name) for name in METHODS] + [(local.run_packs, name) for name in METHODS | HERE],
 )
 def test_a_cell_that_cannot_be_run_is_named(
-    play: Play, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_packs: Engine, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     text, part = (METHODS | HERE)[name]
     plan, out = read_plan(write(tmp_path, ONE + text)), tmp_path / "o"
     with pytest.raises(UserError) as caught:
-        run_sweep(plan, out, How(quiet=True), play)
+        run_sweep(plan, out, SweepOptions(quiet=True), run_packs)
     assert str(caught.value).startswith("Setting 's', 'wrong': ")
     assert part in str(caught.value)
     assert not out.exists()
@@ -67,7 +67,7 @@ def test_a_cell_that_cannot_be_run_is_named(
 
 def test_a_cell_that_was_left_out_or_is_done_is_not_looked_at(tmp_path: Path) -> None:
     plan = read_plan(write(tmp_path, ONE + 'method = "oracle-balance"'))
-    ended = run_sweep(plan, tmp_path / "o", How(only=["variant=fine"], quiet=True))
+    ended = run_sweep(plan, tmp_path / "o", SweepOptions(only=["variant=fine"], quiet=True))
     assert (ended.done, ended.failed) == (1, {})
 
 

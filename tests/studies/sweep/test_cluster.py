@@ -14,11 +14,18 @@ import pytest
 from sweeps import SMALL, environment, results, write
 
 from fedglimpse.errors import UserError
-from fedglimpse.studies.sweep.cluster import Cluster, Parcel, join, pack_up, play_parcel, unpack
+from fedglimpse.studies.sweep.cluster import (
+    Cluster,
+    PackTask,
+    join,
+    read_files,
+    run_task,
+    write_files,
+)
 from fedglimpse.studies.sweep.plan import configs_of, read_plan
-from fedglimpse.studies.sweep.runner import How, run_sweep
+from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 
-QUIET = How(quiet=True, lanes=2)
+QUIET = SweepOptions(quiet=True, lanes=2)
 
 
 def test_without_ray_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,10 +54,10 @@ def test_a_parcel_is_played_in_slices_and_comes_home(tmp_path: Path) -> None:
 
     homes = [tmp_path / c.id for c in cells]
     for expected in (3, 6, 8):
-        played = play_parcel(Parcel(configs, [pack_up(h) for h in homes], 600.0), three)
+        played = run_task(PackTask(configs, [read_files(h) for h in homes], 600.0), three)
         assert played.reason == ""
         for home, files in zip(homes, played.files, strict=True):
-            unpack(files, home)
+            write_files(files, home)
             assert (home / "rounds.jsonl").read_text().count("\n") == expected
     assert all((home / "summary.json").exists() for home in homes)
 
@@ -58,7 +65,7 @@ def test_a_parcel_is_played_in_slices_and_comes_home(tmp_path: Path) -> None:
 def test_a_worker_of_another_version_says_so(tmp_path: Path) -> None:
     plan = read_plan(write(tmp_path))
     config = plan.cells[0].config({})
-    played = play_parcel(Parcel([config], [{}], 600.0, version="0.0.1"), lambda: False)
+    played = run_task(PackTask([config], [{}], 600.0, version="0.0.1"), lambda: False)
     assert "0.0.1" in played.reason
 
 
@@ -68,7 +75,7 @@ def test_files_arrive_in_an_order_that_may_be_cut(
     order: list[str] = []
     monkeypatch.setattr(Path, "replace", lambda self, target: order.append(Path(target).name))
     names = ["summary.json", "checkpoint.pt", "environment.json", "config.toml", "rounds.jsonl"]
-    unpack(dict.fromkeys(names, b""), tmp_path)
+    write_files(dict.fromkeys(names, b""), tmp_path)
     assert order[0] == "config.toml"
     assert order[-2:] == ["checkpoint.pt", "summary.json"]
 
@@ -96,7 +103,7 @@ def test_two_nodes_give_the_results_of_one_machine(cluster: Any, tmp_path: Path)
     run_sweep(plan, tmp_path / "here", QUIET)
     engine = Cluster(cluster.address, gpus=0.0)
     engine.slice = 3.0  # packs come home unfinished and go out again
-    ended = run_sweep(plan, tmp_path / "there", QUIET, engine.play)
+    ended = run_sweep(plan, tmp_path / "there", QUIET, engine.run_packs)
     assert (ended.done, ended.left, ended.failed) == (8, 0, {})
     assert results(tmp_path / "there") == results(tmp_path / "here")
 
@@ -108,8 +115,8 @@ def test_packs_may_share_a_gpu_and_only_the_guilty_cell_fails(cluster: Any, tmp_
     text = SMALL.replace(', "glimpse"]', "]").replace("rounds = 8", "rounds = 2") + guilty
     plan = read_plan(write(tmp_path, text))  # only where the data lies is it known to fail
     engine = Cluster(cluster.address, gpus=0.5, cpus=0.5)
-    how = How(only=["seed=0", "setting=*mobile"], lanes=2, quiet=True)
-    ended = run_sweep(plan, tmp_path / "o", how, engine.play)
+    how = SweepOptions(only=["seed=0", "setting=*mobile"], lanes=2, quiet=True)
+    ended = run_sweep(plan, tmp_path / "o", how, engine.run_packs)
     assert (ended.done, ended.left) == (1, 0)
     assert list(ended.failed) == ["digits-mobile--guilty--s0"]
     assert "data.partition=subject" in ended.failed["digits-mobile--guilty--s0"]
@@ -134,11 +141,11 @@ def test_a_killed_worker_is_retried(cluster: Any, tmp_path: Path) -> None:
             time.sleep(0.05)
 
     plan = read_plan(write(tmp_path))
-    how = How(only=["seed=0", "variant=fedavg"], lanes=2, quiet=True)
+    how = SweepOptions(only=["seed=0", "variant=fedavg"], lanes=2, quiet=True)
     run_sweep(plan, tmp_path / "here", how)
     killer = threading.Thread(target=kill_one)
     killer.start()
-    ended = run_sweep(plan, tmp_path / "there", how, Cluster(cluster.address, gpus=0.0).play)
+    ended = run_sweep(plan, tmp_path / "there", how, Cluster(cluster.address, gpus=0.0).run_packs)
     killer.join()
     assert killed
     assert (ended.done, ended.failed) == (2, {})
@@ -150,7 +157,9 @@ def test_a_killed_worker_is_retried(cluster: Any, tmp_path: Path) -> None:
 def test_a_budget_calls_everyone_home(cluster: Any, tmp_path: Path) -> None:
     plan = read_plan(write(tmp_path, SMALL.replace("rounds = 8", "rounds = 20000")))
     engine = Cluster(cluster.address, gpus=0.0)
-    ended = run_sweep(plan, tmp_path / "o", How(budget=20, lanes=4, quiet=True), engine.play)
+    ended = run_sweep(
+        plan, tmp_path / "o", SweepOptions(budget=20, lanes=4, quiet=True), engine.run_packs
+    )
     assert (ended.done, ended.left) == (0, 8)
     begun = list((tmp_path / "o").glob("cells/*/checkpoint.pt"))
     assert len(begun) in (4, 8)
@@ -161,7 +170,7 @@ def test_a_budget_calls_everyone_home(cluster: Any, tmp_path: Path) -> None:
 def test_what_no_node_has_is_refused(cluster: Any, tmp_path: Path) -> None:
     plan = read_plan(write(tmp_path))
     with pytest.raises(UserError, match="64 CPUs"):
-        run_sweep(plan, tmp_path / "o", QUIET, Cluster(cluster.address, cpus=64.0).play)
+        run_sweep(plan, tmp_path / "o", QUIET, Cluster(cluster.address, cpus=64.0).run_packs)
 
 
 @pytest.mark.slow

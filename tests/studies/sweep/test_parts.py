@@ -1,4 +1,4 @@
-"""The parts a sweep is made of, one by one: lock, folder, packs, stop, tally."""
+"""The parts a sweep is made of, one by one: lock, folder, packs, stop, status."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sweeps import SMALL, write
 
 from fedglimpse.errors import UserError
 from fedglimpse.storage.lock import locked
+from fedglimpse.studies.sweep.choose import begun_first, cell_filter, make_packs
 from fedglimpse.studies.sweep.folder import SweepFolder
-from fedglimpse.studies.sweep.packs import begun_first, make_packs, wanted
 from fedglimpse.studies.sweep.plan import Plan, read_plan
-from fedglimpse.studies.sweep.progress import SweepProgress, Tally, Work, spell
+from fedglimpse.studies.sweep.progress import CellWork, SweepProgress, SweepStatus, duration
 from fedglimpse.studies.sweep.stop import Stop
 
 
@@ -146,7 +146,7 @@ def test_a_finished_cell_is_packed_once_and_may_be_cut_anywhere(plan: Plan, tmp_
     path = folder.of(cell)
     path.mkdir()
     (path / "rounds.jsonl").write_text('{"round":0}\n')
-    assert (folder.state(cell), folder.played(cell)) == ("new", 1)
+    assert (folder.state(cell), folder.rounds_run(cell)) == ("new", 1)
     (path / "checkpoint.pt").write_text("x")
     assert folder.state(cell) == "begun"
     (path / "summary.json").write_text("{}")
@@ -198,14 +198,14 @@ def test_packs_that_were_begun_come_first_and_stay_whole(plan: Plan) -> None:
     ],
 )
 def test_only_picks_cells(words: list[str], count: int, plan: Plan) -> None:
-    fits = wanted(words)
+    fits = cell_filter(words)
     assert sum(fits(c, c.config({})) for c in plan.cells) == count
 
 
 @pytest.mark.parametrize("word", ["seed", "sed=1", "=1"])
 def test_only_says_what_it_does_not_know(word: str) -> None:
     with pytest.raises(UserError, match="--only"):
-        wanted([word])
+        cell_filter([word])
 
 
 class Clock:
@@ -247,32 +247,32 @@ def test_a_budget_that_fits_nothing_is_refused() -> None:
         Stop(0.5)
 
 
-def test_the_tally_foresees_the_end_by_group() -> None:
-    work = {"a": Work("x", 10, 0), "b": Work("x", 10, 5), "c": Work("y", 100, 0)}
-    tally = Tally(work, done=2, failed=1)
-    assert tally.eta() is None
-    tally.run(["a", "b"])
-    tally.measured("x", rounds=4, seconds=8.0)
-    assert tally.eta() == 2.0 * (15 - 4) + 2.0 * 100  # y is taken to be as fast as x
-    tally.settle("b", "done")
-    tally.settle("a", "begun", played=2)
-    tally.run(["c"])
-    tally.measured("y", rounds=10, seconds=1.0)
-    assert tally.eta() == pytest.approx(2.0 * 8 + 0.1 * 90)
-    assert tally.text() == "cells: 3 done, 1 running, 1 left, 1 failed, 25 s to go"
+def test_the_status_estimates_the_end_by_group() -> None:
+    work = {"a": CellWork("x", 10, 0), "b": CellWork("x", 10, 5), "c": CellWork("y", 100, 0)}
+    status = SweepStatus(work, done=2, failed=1)
+    assert status.seconds_left() is None
+    status.run(["a", "b"])
+    status.measured("x", rounds=4, seconds=8.0)
+    assert status.seconds_left() == 2.0 * (15 - 4) + 2.0 * 100  # y is taken to be as fast as x
+    status.settle("b", "done")
+    status.settle("a", "begun", rounds_run=2)
+    status.run(["c"])
+    status.measured("y", rounds=10, seconds=1.0)
+    assert status.seconds_left() == pytest.approx(2.0 * 8 + 0.1 * 90)
+    assert status.text() == "cells: 3 done, 1 running, 1 left, 1 failed, 25 s to go"
 
 
 def test_progress_counts_the_rounds_of_a_pack(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    tally = Tally({"a": Work("x", 4, 0), "b": Work("x", 4, 0)}, 0, 0)
-    with SweepProgress(tally, quiet=False, clock=clock) as progress:
+    status = SweepStatus({"a": CellWork("x", 4, 0), "b": CellWork("x", 4, 0)}, 0, 0)
+    with SweepProgress(status, quiet=False, clock=clock) as progress:
         progress.run(["a", "b"])
         progress.begin("2 runs", 0, 4)
         clock.now += 10
         progress.round([{"round": 0}, {"round": 0}])
-        assert tally.eta() == 30
+        assert status.seconds_left() == 30
         for cell in ("a", "b"):
-            tally.settle(cell, "done")
+            status.settle(cell, "done")
     assert capsys.readouterr().err.splitlines() == [
         "cells: 0 done, 2 running, 0 left",
         "cells: 0 done, 2 running, 0 left, round 1 of 4, 30 s to go",
@@ -281,4 +281,4 @@ def test_progress_counts_the_rounds_of_a_pack(capsys: pytest.CaptureFixture[str]
 
 
 def test_times_are_spelt_for_people() -> None:
-    assert [spell(s) for s in (5, 300, 7200)] == ["5 s", "5 min", "2.0 h"]
+    assert [duration(s) for s in (5, 300, 7200)] == ["5 s", "5 min", "2.0 h"]

@@ -26,12 +26,12 @@ from fedglimpse.studies.results import load_study, write_study
 from fedglimpse.studies.sweep import local, runner
 from fedglimpse.studies.sweep.folder import SweepFolder
 from fedglimpse.studies.sweep.plan import Plan, read_plan
-from fedglimpse.studies.sweep.progress import SweepProgress, Tally
-from fedglimpse.studies.sweep.runner import How, run_sweep
+from fedglimpse.studies.sweep.progress import SweepProgress, SweepStatus
+from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 from fedglimpse.studies.sweep.stop import Stop
 from fedglimpse.types import Choice, Method, View
 
-QUIET = How(quiet=True)
+QUIET = SweepOptions(quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_nothing_is_computed_twice(whole: Path, plan: Plan, packs: list[list[str
 def test_only_leaves_the_rest_for_later(
     whole: Path, plan: Plan, packs: list[list[str]], tmp_path: Path
 ) -> None:
-    ended = run_sweep(plan, tmp_path / "o", How(only=["seed=1"], quiet=True))
+    ended = run_sweep(plan, tmp_path / "o", SweepOptions(only=["seed=1"], quiet=True))
     assert (ended.done, ended.left) == (4, 0)
     assert packs == [[c.id for c in plan.cells if c.seed == 1]]
     assert len(json.loads((tmp_path / "o" / "sweep.json").read_text())["cells"]) == 8
@@ -174,7 +174,7 @@ def test_only_the_guilty_cell_fails(
     assert run_sweep(plan, tmp_path / "o", QUIET).failed == ended.failed
     assert packs == []
     monkeypatch.setattr(Fragile, "select", lambda self, view, k: Choice(view.ids[:1] * 0))
-    again = run_sweep(plan, tmp_path / "o", How(retry_failed=True, quiet=True))
+    again = run_sweep(plan, tmp_path / "o", SweepOptions(retry_failed=True, quiet=True))
     assert (again.done, again.failed) == (8, {})
 
 
@@ -218,27 +218,29 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    ("how", "part"),
+    ("options", "part"),
     [
-        (How(only=["seed=9"]), "leaves no cell"),
-        (How(extra={"rounds": 5}), "--set rounds"),
-        (How(extra={"engine.precision": "bf16", "engine.device": "cpu"}), "bf16"),
-        (How(extra={"engine.trainer": "foo"}), "--set: engine.trainer='foo'"),
+        (SweepOptions(only=["seed=9"]), "leaves no cell"),
+        (SweepOptions(extra={"rounds": 5}), "--set rounds"),
+        (SweepOptions(extra={"engine.precision": "bf16", "engine.device": "cpu"}), "bf16"),
+        (SweepOptions(extra={"engine.trainer": "foo"}), "--set: engine.trainer=foo"),
         (
-            How(extra={"engine.trainer": "graphed", "engine.device": "cpu"}),
+            SweepOptions(extra={"engine.trainer": "graphed", "engine.device": "cpu"}),
             "engine.trainer=graphed",
         ),
-        (How(extra={"engine.max_jobs": 0}), "--set: engine.max_jobs=0"),
-        (How(extra={"checkpoint.every": 0}), "--set: checkpoint.every=0"),
-        (How(extra={"log.own": "nope:x"}), "log.own=nope:x"),
-        (How(budget=0.1), "--budget 0.1"),
-        (How(budget=float("nan")), "--budget nan"),
-        (How(reuse=[Path("/nowhere")]), "--reuse /nowhere"),
+        (SweepOptions(extra={"engine.max_jobs": 0}), "--set: engine.max_jobs=0"),
+        (SweepOptions(extra={"checkpoint.every": 0}), "--set: checkpoint.every=0"),
+        (SweepOptions(extra={"log.own": "nope:x"}), "log.own=nope:x"),
+        (SweepOptions(budget=0.1), "--budget 0.1"),
+        (SweepOptions(budget=float("nan")), "--budget nan"),
+        (SweepOptions(reuse=[Path("/nowhere")]), "--reuse /nowhere"),
     ],
 )
-def test_what_cannot_be_run_is_refused_too(how: How, part: str, plan: Plan, tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_refused_too(
+    options: SweepOptions, part: str, plan: Plan, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=part):
-        run_sweep(plan, tmp_path / "o", how)
+        run_sweep(plan, tmp_path / "o", options)
     assert not (tmp_path / "o").exists()
 
 
@@ -249,7 +251,7 @@ def test_finished_cells_of_another_sweep_are_taken_over(
         '"glimpse"]', '"fedprox"]'
     )
     plan = read_plan(write(tmp_path, text))
-    ended = run_sweep(plan, tmp_path / "o", How(reuse=[whole], quiet=True))
+    ended = run_sweep(plan, tmp_path / "o", SweepOptions(reuse=[whole], quiet=True))
     assert (ended.reused, ended.done) == (4, 8)
     assert sorted(name for pack in packs for name in pack) == sorted(
         c.id for c in plan.cells if c.variant == "fedprox"
@@ -269,11 +271,11 @@ def test_runs_that_a_study_has_are_left_out(
         write_study(load_study(whole), source)
     text = SMALL.replace("digits, mobile", "another name").replace('"glimpse"]', '"fedprox"]')
     plan = read_plan(write(tmp_path, text))
-    ended = run_sweep(plan, tmp_path / "o", How(without=[source], quiet=True))
+    ended = run_sweep(plan, tmp_path / "o", SweepOptions(without=[source], quiet=True))
     assert (ended.left_out, ended.done, ended.left) == (4, 4, 0)
     assert {name.split("--")[1] for pack in packs for name in pack} == {"fedprox"}
     same = read_plan(write(tmp_path, SMALL))
-    ended = run_sweep(same, tmp_path / "nothing", How(without=[source], quiet=True))
+    ended = run_sweep(same, tmp_path / "nothing", SweepOptions(without=[source], quiet=True))
     assert (ended.left_out, ended.done, ended.left) == (8, 0, 0)
     assert not (tmp_path / "nothing").exists()
 
@@ -293,7 +295,7 @@ def test_a_preset_that_only_stands_for_values_is_not_part_of_a_run() -> None:
 
 
 def test_other_packs_give_nearly_the_same_figures(whole: Path, plan: Plan, tmp_path: Path) -> None:
-    run_sweep(plan, tmp_path / "o", How(lanes=3, quiet=True))
+    run_sweep(plan, tmp_path / "o", SweepOptions(lanes=3, quiet=True))
     mine, theirs = results(tmp_path / "o"), results(whole)
     for cell, (_, rounds, config) in mine.items():
         assert config == theirs[cell][2]
@@ -341,12 +343,12 @@ def test_a_gpu_that_stopped_ends_the_sweep_and_blames_no_cell(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.zeros", broken)
     with pytest.raises(DeviceLost) as caught:
-        local.play(
+        local.run_packs(
             SweepFolder(tmp_path),
             [plan.cells],
             {c.id: Config() for c in plan.cells},
             Stop(None),
-            SweepProgress(Tally({}, 0, 0), quiet=True),
+            SweepProgress(SweepStatus({}, 0, 0), quiet=True),
         )
     assert "\n" not in str(caught.value)
     assert "an illegal instruction (test_runner.py" in str(caught.value)

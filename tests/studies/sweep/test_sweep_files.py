@@ -87,7 +87,7 @@ BAD = {
     "control": (SMALL.replace('control = "fedavg"', 'control = "fedag"'), "Did you mean 'fedavg'"),
     "method": (SMALL.replace('"glimpse"]', '"glimps"]'), "Did you mean 'glimpse'"),
     "dotted key": (SMALL.replace("visibility.kind", "visibilty.kind"), "visibilty.kind"),
-    "value": (SMALL.replace('"random"', '"rnadom"'), "visibility.kind='rnadom'"),
+    "value": (SMALL.replace('"random"', '"rnadom"'), "visibility.kind=rnadom"),
     "target": (SMALL.replace("target = 0.5", "target = 50"), "target = 50"),
     "seeds": (SMALL.replace("seeds = [0, 1]", "seeds = 3"), "seeds=3"),
     "same seed": (SMALL.replace("seeds = [0, 1]", "seeds = [1, 1]"), "[1, 1]"),

@@ -10,32 +10,51 @@ from statistics import fmean
 from typing import Any
 
 from fedglimpse.errors import UserError, nearest
-from fedglimpse.studies.compare import DEFAULT_TARGET
-from fedglimpse.studies.report.fairness import Fairness
-from fedglimpse.studies.report.numbers import MEASURES
-from fedglimpse.studies.report.published import Beside, beside, check_paper, read_paper
 from fedglimpse.studies.report.reproduce import command
-from fedglimpse.studies.results import Cell, Study
-from fedglimpse.studies.statistics.censored import Saving, Spent, ToTarget, saving
-from fedglimpse.studies.statistics.difference import Difference, against_published, holm, paired
-from fedglimpse.studies.statistics.spread import Spread
+from fedglimpse.studies.results import CellResult, Study
+from fedglimpse.studies.results.published import (
+    PublishedFigure,
+    check_paper,
+    published_figure,
+    read_paper,
+)
+from fedglimpse.studies.statistics.difference import (
+    SIGNIFICANT,
+    Difference,
+    Spread,
+    against_published,
+    holm,
+    paired,
+)
+from fedglimpse.studies.statistics.participation import Fairness
+from fedglimpse.studies.statistics.to_target import Saving, Spent, ToTarget, saving
+
+DEFAULT_CONTROL = "fedavg-window"  # random selection with averaging over time
+DEFAULT_TARGET = 0.9  # of the best variant's final accuracy
+MEASURES: dict[str, tuple[str, str]] = {  # name -> (what it is, unit)
+    "rounds": ("rounds", ""),
+    "uplink_bytes": ("uplink", "B"),
+    "downlink_bytes": ("downlink", "B"),
+    "client_flops": ("client compute", "FLOP"),
+    "server_flops": ("server compute", "FLOP"),
+}
 
 
 @dataclass(frozen=True)
 class Options:
     """What a reader may choose."""
 
-    control: str | None = None  # a variant; default: the study's, else its first
+    control: str | None = None  # a variant; default: the study's, else DEFAULT_CONTROL
     target: float | None = None  # accuracy for all settings; default: the study's, else 90 %
     paper: Path | None = None  # published figures; default: the study's
 
 
 @dataclass(frozen=True)
 class Target:
-    """The accuracy that costs are counted to."""
+    """The accuracy to which costs are counted."""
 
     value: float
-    given: bool  # False: worked out from the results themselves
+    given: bool  # False: derived from the results themselves
 
 
 @dataclass(frozen=True)
@@ -44,22 +63,34 @@ class Comparison:
 
     difference: Difference
     p: float | None
-    verdict: str  # real, within noise, cannot tell
+    verdict: str  # significant, not significant, inconclusive
+
+    @property
+    def significant(self) -> bool:
+        """True if the difference is significant, in whichever direction."""
+        return self.verdict == SIGNIFICANT
+
+    @property
+    def in_words(self) -> str:
+        """The verdict with its direction: `significantly higher`, `not significant`, ..."""
+        if not self.significant:
+            return self.verdict
+        return f"significantly {'higher' if self.difference.mean > 0 else 'lower'}"
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One variant in one setting, over its seeds."""
 
     setting: str
     variant: str
-    cells: Sequence[Cell]
-    spread: Spread | None  # None where no seed has finished
+    cells: Sequence[CellResult]
+    spread: Spread | None  # None if no seed has finished
     best: bool
     control: Comparison | None
-    beside: Beside | None
+    published: PublishedFigure | None
     paper: Comparison | None
-    to_target: Mapping[str, ToTarget]  # by measure; empty where nothing was recorded
+    to_target: Mapping[str, ToTarget]  # by measure; empty if nothing was recorded
     savings: Mapping[str, Saving]  # against the control, of the seeds that both have
     fairness: Fairness | None
     command: str
@@ -67,11 +98,11 @@ class Row:
     @property
     def finished(self) -> int:
         """How many seeds have finished."""
-        return sum(c.state == "finished" for c in self.cells)
+        return sum(cell.state == "finished" for cell in self.cells)
 
     @property
     def oracle(self) -> bool:
-        """True for a method that is shown what no server can know."""
+        """True for a method that may read what no server can know."""
         return bool(config_of(self.cells).get("options.allow_oracle"))
 
 
@@ -82,63 +113,87 @@ class Results:
     study: Study
     control: str | None
     targets: Mapping[str, Target]
-    rows: Sequence[Row]
+    rows: Sequence[ReportRow]
 
-    def of(self, setting: str) -> list[Row]:
+    def of(self, setting: str) -> list[ReportRow]:
         """Return the rows of one setting."""
         return [row for row in self.rows if row.setting == setting]
-
-
-def analyse(study: Study, options: Options | None = None) -> Results:
-    """Work out every number of a report."""
-    options = options or Options()
-    if options.paper is not None:
-        study = dataclasses.replace(study, paper=read_paper(options.paper))
-    check_paper(study)
-    control = _control(study, options)
-    pairs = [(s, v) for s in study.settings for v in study.variants if study.of(s, v)]
-    finals = {pair: final_accuracies(study.of(*pair)) for pair in pairs}
-    targets = {s: t for s in study.settings if (t := _target(study, finals, s, options))}
-    rows = [_row(study, pair, finals, targets, control) for pair in pairs]
-    rows = _with_verdicts(rows)
-    return Results(study, control, targets, rows)
-
-
-def _control(study: Study, options: Options) -> str | None:
-    name, known = options.control or study.control, study.variants
-    if name is None:
-        return known[0] if len(known) > 1 else None
-    if name not in known:
-        raise UserError(
-            f"The control '{name}' is not among the variants.{nearest(name, known)} "
-            f"Choose one of {', '.join(known)}."
-        )
-    return name
 
 
 Finals = Mapping[tuple[str, str], Mapping[int, float]]  # (setting, variant) -> seed -> accuracy
 
 
-def final_accuracies(cells: Sequence[Cell]) -> dict[int, float]:
+def analyse(study: Study, options: Options | None = None) -> Results:
+    """Compute every number of a report."""
+    options = options or Options()
+    if options.paper is not None:
+        study = dataclasses.replace(study, paper=read_paper(options.paper))
+    check_paper(study)
+    control = _control(study, options)
+    finals: dict[tuple[str, str], Mapping[int, float]] = {}
+    for setting in study.settings:
+        for variant in study.variants:
+            cells = study.of(setting, variant)
+            if cells:
+                finals[setting, variant] = final_accuracies(cells)
+    targets: dict[str, Target] = {}
+    for setting in study.settings:
+        target = _target(study, finals, setting, options)
+        if target is not None:
+            targets[setting] = target
+    rows = [_row(study, pair, finals, targets, control) for pair in finals]
+    return Results(study, control, targets, _with_verdicts(rows))
+
+
+def check_target(target: float | None) -> None:
+    """Raise UserError if `--target` is not an accuracy."""
+    if target is not None and not 0 < target <= 1:
+        raise UserError(
+            f"--target {target} is not an accuracy: give a share such as 0.8.", key="--target"
+        )
+
+
+def _control(study: Study, options: Options) -> str | None:
+    variants = study.variants
+    name = options.control or study.control
+    if name is None:
+        if len(variants) < 2:
+            return None
+        return DEFAULT_CONTROL if DEFAULT_CONTROL in variants else variants[0]
+    if name not in variants:
+        raise UserError(
+            f"The control '{name}' is not among the variants.{nearest(name, variants)} "
+            f"Choose one of {', '.join(variants)}.",
+            key="--control",
+        )
+    return name
+
+
+def final_accuracies(cells: Sequence[CellResult]) -> dict[int, float]:
     """Return seed -> final accuracy, of the cells that have finished."""
-    return {
-        c.seed: c.facts.accuracy
-        for c in cells
-        if c.state == "finished" and c.facts is not None and c.facts.accuracy is not None
-    }
+    accuracies: dict[int, float] = {}
+    for cell in cells:
+        accuracy = None if cell.facts is None else cell.facts.accuracy
+        if cell.state == "finished" and accuracy is not None:
+            accuracies[cell.seed] = accuracy
+    return accuracies
 
 
 def _target(study: Study, finals: Finals, setting: str, options: Options) -> Target | None:
-    given = options.target if options.target is not None else study.targets.get(setting)
-    if given is not None:
-        return Target(given, True)
-    means = _means(finals, setting)
-    return Target(DEFAULT_TARGET * max(means), False) if means else None
+    value = options.target if options.target is not None else study.targets.get(setting)
+    if value is not None:
+        return Target(value, given=True)
+    best = _best_mean(finals, setting)
+    return None if best is None else Target(DEFAULT_TARGET * best, given=False)
 
 
-def _means(finals: Finals, setting: str) -> list[float]:
-    """Return the mean accuracy of every variant of a setting that has finished a seed."""
-    return [fmean(seeds.values()) for (s, _), seeds in finals.items() if s == setting and seeds]
+def _best_mean(finals: Finals, setting: str) -> float | None:
+    """Return the highest mean accuracy among the variants of a setting with a finished seed."""
+    means: list[float] = []
+    for (other_setting, _), accuracies in finals.items():
+        if other_setting == setting and accuracies:
+            means.append(fmean(accuracies.values()))
+    return max(means, default=None)
 
 
 def _row(
@@ -147,90 +202,113 @@ def _row(
     finals: Finals,
     targets: Mapping[str, Target],
     control: str | None,
-) -> Row:
-    (setting, variant), mine = pair, finals[pair]
+) -> ReportRow:
+    setting, variant = pair
     cells = study.of(setting, variant)
-    base = None if control in (None, variant) else finals.get((setting, str(control)), {})
-    difference = paired(mine, base) if mine and base else None
+    accuracies = finals[pair]
+    compared = control is not None and control != variant
+    control_accuracies = finals.get((setting, str(control)), {}) if compared else {}
+    control_cells = study.of(setting, str(control)) if compared else []
     config = config_of(cells)
-    figure = beside(study.paper, config) if config else None
-    gap = against_published(list(mine.values()), figure.figure) if figure and mine else None
+    published = published_figure(study.paper, config) if config else None
+    gap = None
+    if published is not None and accuracies:
+        gap = against_published(list(accuracies.values()), published.figure)
     target = targets.get(setting)
-    against = study.of(setting, control) if control and control != variant else []
-    return Row(
+    is_best = bool(accuracies) and fmean(accuracies.values()) == _best_mean(finals, setting)
+    participations = [cell.participation for cell in cells if cell.participation is not None]
+    return ReportRow(
         setting=setting,
         variant=variant,
         cells=cells,
-        spread=_spread(cells, mine) if mine else None,
-        best=bool(mine) and fmean(mine.values()) == max(_means(finals, setting)),
-        control=_uncorrected(difference),
-        beside=figure,
+        spread=_spread(cells, accuracies) if accuracies else None,
+        best=is_best,
+        control=_uncorrected(paired(accuracies, control_accuracies)),
+        published=published,
         paper=_uncorrected(gap),
         to_target={} if target is None else _costs(cells, target.value),
-        savings={} if target is None else _savings(cells, against, target.value),
-        fairness=Fairness.of(cells),
-        command=command(config, [c.seed for c in cells]) if config else "",
+        savings={} if target is None else _savings(cells, control_cells, target.value),
+        fairness=Fairness.of(participations),
+        command=command(config, [cell.seed for cell in cells]) if config else "",
     )
 
 
-def config_of(cells: Sequence[Cell]) -> Mapping[str, Any]:
+def config_of(cells: Sequence[CellResult]) -> Mapping[str, Any]:
     """Return the configuration of the first seed that has one: a missing cell has none."""
     return next((cell.config for cell in cells if cell.config), {})
 
 
-def _spread(cells: Sequence[Cell], mine: Mapping[int, float]) -> Spread:
-    rounds = [c.facts.over_rounds for c in cells if c.seed in mine and c.facts is not None]
-    return Spread.of(list(mine.values()), rounds)
+def _spread(cells: Sequence[CellResult], accuracies: Mapping[int, float]) -> Spread:
+    over_rounds: list[float | None] = []
+    for cell in cells:
+        if cell.seed in accuracies and cell.facts is not None:
+            over_rounds.append(cell.facts.over_rounds)
+    return Spread.of(list(accuracies.values()), over_rounds)
 
 
-def spent(cells: Sequence[Cell], measure: str, target: float) -> dict[int, Spent]:
-    """Return what each seed spent on the way to a target; cells not yet begun are left out.
+def spent(cells: Sequence[CellResult], measure: str, target: float) -> dict[int, Spent]:
+    """Return what each seed spent until it reached a target; cells not yet begun are left out.
 
-    A run that failed or is unfinished has not reached what it has not reached: it is a miss, even
-    where it failed before its first round.
+    A run that failed or is unfinished and has not reached the target is a miss, even if it failed
+    before its first round.
     """
-    found = {}
+    amounts: dict[int, Spent] = {}
     for cell in cells:
         if cell.facts is not None:
-            found[cell.seed] = cell.facts.climb.spent(measure, target)
+            amounts[cell.seed] = cell.facts.climb.spent(measure, target)
         elif cell.state == "failed":
-            found[cell.seed] = Spent(0, False)
-    return found
+            amounts[cell.seed] = Spent(0, reached=False)
+    return amounts
 
 
-def _costs(cells: Sequence[Cell], target: float) -> dict[str, ToTarget]:
-    found = {measure: spent(cells, measure, target) for measure in MEASURES}
-    return {measure: ToTarget(tuple(runs.values())) for measure, runs in found.items() if runs}
-
-
-def _savings(cells: Sequence[Cell], against: Sequence[Cell], target: float) -> dict[str, Saving]:
-    found = {}
+def _costs(cells: Sequence[CellResult], target: float) -> dict[str, ToTarget]:
+    costs: dict[str, ToTarget] = {}
     for measure in MEASURES:
-        mine, other = (spent(part, measure, target) for part in (cells, against))
-        seeds = [seed for seed in mine if seed in other]
-        result = saving([mine[s] for s in seeds], [other[s] for s in seeds])
-        if result is not None:
-            found[measure] = result
-    return found
+        runs = spent(cells, measure, target)
+        if runs:
+            costs[measure] = ToTarget(tuple(runs.values()))
+    return costs
+
+
+def _savings(
+    cells: Sequence[CellResult], control_cells: Sequence[CellResult], target: float
+) -> dict[str, Saving]:
+    savings: dict[str, Saving] = {}
+    for measure in MEASURES:
+        runs: list[Spent] = []
+        control_runs: list[Spent] = []
+        spent_by_control = spent(control_cells, measure, target)
+        for seed, run in spent(cells, measure, target).items():
+            if seed in spent_by_control:
+                runs.append(run)
+                control_runs.append(spent_by_control[seed])
+        saved = saving(runs, control_runs)
+        if saved is not None:
+            savings[measure] = saved
+    return savings
 
 
 def _uncorrected(difference: Difference | None) -> Comparison | None:
     return None if difference is None else Comparison(difference, difference.p, "")
 
 
-def _with_verdicts(rows: Sequence[Row]) -> list[Row]:
+def _with_verdicts(rows: Sequence[ReportRow]) -> list[ReportRow]:
     """Correct p-values over all rows: comparisons with the control, and those with the paper."""
-    control = _corrected([row.control for row in rows])
-    paper = _corrected([row.paper for row in rows])
-    return [
-        dataclasses.replace(row, control=c, paper=p)
-        for row, c, p in zip(rows, control, paper, strict=True)
-    ]
+    controls = _corrected([row.control for row in rows])
+    papers = _corrected([row.paper for row in rows])
+    judged: list[ReportRow] = []
+    for row, control, paper in zip(rows, controls, papers, strict=True):
+        judged.append(dataclasses.replace(row, control=control, paper=paper))
+    return judged
 
 
-def _corrected(found: Sequence[Comparison | None]) -> list[Comparison | None]:
-    adjusted = holm([None if c is None else c.difference.p for c in found])
-    return [
-        None if c is None else Comparison(c.difference, p, c.difference.verdict(p))
-        for c, p in zip(found, adjusted, strict=True)
-    ]
+def _corrected(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
+    adjusted = holm([None if c is None else c.difference.p for c in comparisons])
+    corrected: list[Comparison | None] = []
+    for comparison, p in zip(comparisons, adjusted, strict=True):
+        if comparison is None:
+            corrected.append(None)
+        else:
+            difference = comparison.difference
+            corrected.append(Comparison(difference, p, difference.verdict(p)))
+    return corrected

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import math
 
-from fedglimpse.studies.statistics.censored import ToTarget
-from fedglimpse.studies.statistics.difference import COVERAGE, Difference
-from fedglimpse.studies.statistics.spread import Spread
+from fedglimpse.studies.statistics.difference import Difference, Spread
+from fedglimpse.studies.statistics.to_target import ToTarget
 
-MEASURES: dict[str, tuple[str, str]] = {  # name -> (what it is, unit)
-    "rounds": ("rounds", ""),
-    "uplink_bytes": ("uplink", "B"),
-    "downlink_bytes": ("downlink", "B"),
-    "client_flops": ("client compute", "FLOP"),
-    "server_flops": ("server compute", "FLOP"),
-}
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -25,24 +17,24 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 def signed(value: float, digits: int = 1) -> str:
     """Write a difference of shares in points, always with a sign."""
-    text = f"{100 * value:+.{digits}f}"
-    return text.replace("-", "−")
+    return f"{100 * value:+.{digits}f}".replace("-", "−")
 
 
 def interval(difference: Difference) -> str:
-    """Write `+1.2 [+0.3, +2.0]` in points."""
+    """Write `+1.2 [+0.3, +2.0]` in points, with the interval that decides about significance."""
     text = signed(difference.mean)
     if difference.low is None or difference.high is None:
         return text
     return f"{text} [{signed(difference.low)}, {signed(difference.high)}]"
 
 
-def covers() -> str:
-    """Say how often bootstrap 95 % intervals of few pairs cover the truth."""
-    shares = "/".join(str(round(100 * share)) for share in COVERAGE.values())
-    return (
-        f"covers the truth in about {shares} % of studies with {'/'.join(map(str, COVERAGE))} pairs"
-    )
+def t_interval(difference: Difference) -> str:
+    """Write `+1.2 [−0.1, +2.5]` in points, with the t interval."""
+    text = signed(difference.mean)
+    if difference.t_interval is None:
+        return text
+    low, high = difference.t_interval
+    return f"{text} [{signed(low)}, {signed(high)}]"
 
 
 def mean_and_std(spread: Spread) -> str:
@@ -52,40 +44,57 @@ def mean_and_std(spread: Spread) -> str:
     return f"{percent(spread.mean)} ± {percent(spread.std)}"
 
 
-def amount(value: float, unit: str, like: float | None = None) -> str:
+def amount(value: float, unit: str) -> str:
     """Write an amount with a prefix: 1.2 GB, 340 GFLOP; plain numbers without a unit.
 
     Args:
         value: what to write.
         unit: B, FLOP, or nothing.
-        like: take the prefix that this amount has.
     """
     if not unit:
         return f"{value:,.0f}".replace(",", " ")
-    return f"{_scaled(value, like)} {_prefix(value if like is None else like)[1]}{unit}"
+    return f"{_scaled(value, value)} {PREFIXES[_power(value)]}{unit}"
 
 
-def cost(found: ToTarget, unit: str) -> str:
-    """Write `12 [10–15]`, `≥ 40 (2 of 3)`, or `> 60 (0 of 3)`: never a mean of the lucky ones."""
-    mean, ends = found.at_least, found.range
-    if ends is None:
-        sign = "≥" if found.reached else ">"
-        return f"{sign} {amount(mean, unit)} ({found.reached} of {len(found.runs)})"
-    if len(found.runs) == 1:
+def cost(to_target: ToTarget, unit: str) -> str:
+    """Write `12 [10–15]`, `≥ 40 (2 of 3)`, or `> 60 (0 of 3)`.
+
+    A mean of only those runs that reached the target is never shown.
+
+    Args:
+        to_target: what every run spent.
+        unit: as for `amount`.
+    """
+    mean = to_target.at_least
+    if to_target.range is None:
+        sign = "≥" if to_target.reached else ">"
+        return f"{sign} {amount(mean, unit)} ({to_target.reached} of {len(to_target.runs)})"
+    if len(to_target.runs) == 1:
         return amount(mean, unit)
-    shown = [_scaled(end, mean) if unit else amount(end, unit) for end in (mean, *ends)]
-    return f"{shown[0]} [{shown[1]}–{shown[2]}] {_prefix(mean)[1] if unit else ''}{unit}".strip()
+    low, high = to_target.range
+    if not unit:
+        return f"{amount(mean, '')} [{amount(low, '')}–{amount(high, '')}]"
+    prefix = PREFIXES[_power(mean)]
+    return f"{_scaled(mean, mean)} [{_scaled(low, mean)}–{_scaled(high, mean)}] {prefix}{unit}"
 
 
-def _prefix(value: float) -> tuple[int, str]:
-    power = min(int(math.log10(value) // 3), len(_PREFIXES) - 1) if value >= 1 else 0
-    return power, _PREFIXES[power]
+def _power(value: float) -> int:
+    """Return the power of 1000 whose prefix suits a value."""
+    if value < 1:
+        return 0
+    return min(int(math.log10(value) // 3), len(PREFIXES) - 1)
 
 
-def _scaled(value: float, like: float | None = None) -> str:
-    power, _ = _prefix(value if like is None else like)
-    measure = (value if like is None else like) / 1000**power
-    digits = 0 if measure >= 100 or power == 0 else 1 if measure >= 10 else 2
+def _scaled(value: float, reference: float) -> str:
+    """Write a value with the prefix and the digits that suit the reference."""
+    power = _power(reference)
+    magnitude = reference / 1000**power
+    if magnitude >= 100 or power == 0:
+        digits = 0
+    elif magnitude >= 10:
+        digits = 1
+    else:
+        digits = 2
     return f"{value / 1000**power:.{digits}f}"
 
 

@@ -11,15 +11,16 @@ from string import Template
 from typing import Any
 
 from fedglimpse.runs.summary import final_window
-from fedglimpse.studies.report import sections
+from fedglimpse.studies.report import page_tables
 from fedglimpse.studies.report.analysis import Results
-from fedglimpse.studies.report.bars import cost_bars
-from fedglimpse.studies.report.numbers import covers
-from fedglimpse.studies.report.payload import payload
+from fedglimpse.studies.report.page_data import page_data
 from fedglimpse.studies.report.terminal import diverged, missing
+from fedglimpse.studies.statistics.difference import COVERAGE
 from fedglimpse.version import VERSION
 
 SCRIPTS = ("colours.js", "tip.js", "filters.js", "curves.js", "raster.js", "agent.js", "main.js")
+MOST_LISTED = 8  # lines of missing or diverged runs at the top of the page
+MACHINE = ("fedglimpse", "python", "torch", "platform", "gpu")
 
 
 def page(results: Results) -> str:
@@ -29,24 +30,31 @@ def page(results: Results) -> str:
         version=VERSION,
         title=escape(study.title),
         claim=f'<p class="claim">{escape(study.claim)}</p>' if study.claim else "",
-        facts="".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in _facts(results)),
+        facts=_facts(results),
         missing=_missing(results),
         answer=_answer(results),
         final_text=_final_text(results),
-        results=sections.result_tables(results),
-        bars=cost_bars(results),
-        fairness=sections.fairness_table(results),
-        paper=_section("paper", "What the paper says", sections.claims(results)),
-        reading=Template(_asset("reading.html")).substitute(covers=covers()),
+        results=page_tables.result_tables(results),
+        bars=page_tables.cost_bars(results),
+        fairness=page_tables.fairness_table(results),
+        paper=_section("paper", "What the paper says", page_tables.paper_claims(results)),
+        reading=Template(_asset("reading.html")).substitute(coverage=bootstrap_coverage()),
         report_command=escape(f"fedglimpse report {shlex.quote(study.source)}"),
-        commands=sections.commands(results),
+        commands=page_tables.commands(results),
         environment=escape(_environment(results)),
-        payload=_json(payload(results)),
+        payload=_json(page_data(results)),
         css=_asset("page.css"),
         chart_css=_asset("uPlot.min.css"),
         chart_js=_asset("uPlot.iife.min.js"),
-        js="\n".join(_asset(name) for name in SCRIPTS),
+        js="\n".join(map(_asset, SCRIPTS)),
     )
+
+
+def bootstrap_coverage() -> str:
+    """Return how often bootstrap 95 % intervals of few pairs cover the true mean."""
+    shares = "/".join(f"{100 * share:.0f}" for share in COVERAGE.values())
+    pairs = "/".join(map(str, COVERAGE))
+    return f"covers the true mean in about {shares} % of studies with {pairs} pairs"
 
 
 def _asset(name: str) -> str:
@@ -54,7 +62,7 @@ def _asset(name: str) -> str:
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    """Write JSON that cannot end the script element it stands in."""
+    """Write JSON that cannot end the script element that contains it."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -66,66 +74,73 @@ def _answer(results: Results) -> str:
     control = escape(str(results.control))
     lead = (
         f'<p class="lead">In how many settings each method differs from <b>{control}</b>, by seeds '
-        "that both have run. A difference counts as real only if it survives the correction for "
-        "looking at many.</p>"
+        "that both have run. A difference is significant only if it survives the correction for "
+        "multiple comparisons.</p>"
     )
-    body = sections.answer(results)
-    return _section("answer", "Is any difference real?", lead + body) if body else ""
+    counts = page_tables.control_counts(results)
+    return _section("answer", "Is any difference significant?", lead + counts) if counts else ""
 
 
-def _facts(results: Results) -> list[tuple[str, str]]:
+def _configured_rounds(results: Results) -> list[int]:
+    """Return the different lengths of the study's runs."""
+    return sorted({int(cell.config["rounds"]) for cell in results.study.cells if cell.config})
+
+
+def _facts(results: Results) -> str:
     study = results.study
-    seeds = sorted({cell.seed for cell in study.cells})
-    rounds = sorted({int(c.config["rounds"]) for c in study.cells if c.config})
-    done = f"{study.count('finished')} of {len(study.cells)}"
-    found = [
-        ("Runs finished", done),
-        ("Settings", str(len(study.settings))),
-        ("Methods", str(len(study.variants))),
-        ("Seeds", str(len(seeds))),
-        ("Rounds", ", ".join(map(str, rounds)) or "–"),
-    ]
-    return [*found, ("Control", results.control)] if results.control else found
+    seeds = {cell.seed for cell in study.cells}
+    facts = {
+        "Runs finished": f"{study.count('finished')} of {len(study.cells)}",
+        "Settings": str(len(study.settings)),
+        "Methods": str(len(study.variants)),
+        "Seeds": str(len(seeds)),
+        "Rounds": ", ".join(map(str, _configured_rounds(results))) or "–",
+    }
+    if results.control:
+        facts["Control"] = results.control
+    entries = [f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items()]
+    return "".join(entries)
 
 
 def _final_text(results: Results) -> str:
-    windows = sorted(
-        {final_window(int(c.config["rounds"])) for c in results.study.cells if c.config}
-    )
-    over = " or ".join(map(str, windows)) or "some"
+    windows = sorted({final_window(rounds) for rounds in _configured_rounds(results)})
+    last_rounds = " or ".join(map(str, windows)) or "few"
     text = (
-        f"Mean test accuracy over the last {over} rounds, then over seeds, ± standard deviation "
-        "over seeds. <b>± rounds</b> is the deviation of one run over those rounds. "
+        f"Mean test accuracy over the last {last_rounds} rounds, then over seeds, ± standard "
+        "deviation over seeds. <b>± rounds</b> is the deviation of one run over those rounds. "
     )
     if results.control:
-        text += "Differences are in points, paired by seed, with a bootstrap 95 % interval that "
-        text += f"{covers()}. "
-    if any(row.beside for row in results.rows):
+        text += "Differences are in points, paired by seed, with a 95 % t interval. "
+    if any(row.published for row in results.rows):
         source = (results.study.paper or {}).get("source", "the paper")
         text += f"Paper: {escape(source)}; the interval of ours − paper is Welch's."
     return text
 
 
 def _missing(results: Results) -> str:
-    cells, lines, bad = len(results.study.cells), missing(results), diverged(results)
-    text = f"{len(lines)} of {cells} runs have not finished; what follows is not the last word."
-    return _listed(text, lines) + _listed(f"{len(bad)} of {cells} runs have diverged.", bad)
+    cells = len(results.study.cells)
+    unfinished = missing(results)
+    diverging = diverged(results)
+    text = f"{len(unfinished)} of {cells} runs have not finished; these results are preliminary."
+    return _listed(text, unfinished) + _listed(
+        f"{len(diverging)} of {cells} runs have diverged.", diverging
+    )
 
 
 def _listed(text: str, lines: Sequence[str]) -> str:
     if not lines:
         return ""
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines[:8])
-    more = f"<li>and {len(lines) - 8} more</li>" if len(lines) > 8 else ""
-    return f'<div class="missing">{text}<ul>{items}{more}</ul></div>'
+    items = [f"<li>{escape(line)}</li>" for line in lines[:MOST_LISTED]]
+    if len(lines) > MOST_LISTED:
+        items.append(f"<li>and {len(lines) - MOST_LISTED} more</li>")
+    return f'<div class="missing">{text}<ul>{"".join(items)}</ul></div>'
 
 
 def _environment(results: Results) -> str:
-    """Say on what it was run: one line for each different machine."""
-    names = ("fedglimpse", "python", "torch", "platform", "gpu")
-    lines = {
-        ", ".join(f"{n} {c.environment[n]}" for n in names if c.environment.get(n))
-        for c in results.study.cells
-        if c.environment
-    }
-    return "Run with " + "; ".join(sorted(lines)) + "." if lines else ""
+    """Return on what it was run: one entry for each different machine."""
+    machines: set[str] = set()
+    for cell in results.study.cells:
+        if cell.environment:
+            recorded = [name for name in MACHINE if cell.environment.get(name)]
+            machines.add(", ".join(f"{name} {cell.environment[name]}" for name in recorded))
+    return f"Run with {'; '.join(sorted(machines))}." if machines else ""

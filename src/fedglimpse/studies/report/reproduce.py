@@ -1,4 +1,4 @@
-"""The command that repeats a run: only what differs from the defaults of its preset and data."""
+"""The command that repeats a run, with only what differs from the defaults of its preset."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from fedglimpse.config.loading import resolve
 from fedglimpse.config.presets import DEFAULT_PRESET, VALUES_ALONE
 from fedglimpse.runs.folder import FREE_TO_CHANGE
 
-NAMED_ANYWAY = ("data.name", "method", "rounds")
+ALWAYS_NAMED = ("data.name", "method", "rounds")
 
 
 def command(config: Mapping[str, Any], seeds: Sequence[int]) -> str:
     """Return `fedglimpse run ...` for these seeds of a configuration of dotted keys.
 
-    A preset that only stands for values may have meant others once; then the one that is nearest
-    is named.
+    A preset that only sets values may have set others when the run was made; then the preset that
+    needs the fewest overrides is named.
     """
     preset = config["preset"]
     presets = VALUES_ALONE if preset in VALUES_ALONE else (preset,)
-    words = min((_words(config, name) for name in presets), key=len)
-    words.append("seeds=" + json.dumps(list(seeds), separators=(",", ":")))
-    return "fedglimpse run " + " ".join(shlex.quote(word) for word in words)
+    overrides = min((_overrides(config, name) for name in presets), key=len)
+    overrides.append("seeds=" + json.dumps(list(seeds), separators=(",", ":")))
+    return "fedglimpse run " + shlex.join(overrides)
 
 
-def _words(config: Mapping[str, Any], preset: str) -> list[str]:
-    """Return what has to be said, beside a preset, to have this configuration."""
-    usual = resolve({"preset": preset, "data.name": config["data.name"]}).flat()
-    words = [] if preset == DEFAULT_PRESET else [f"preset={preset}"]
+def _overrides(config: Mapping[str, Any], preset: str) -> list[str]:
+    """Return what has to be set, beside a preset, to have this configuration."""
+    defaults = resolve({"preset": preset, "data.name": config["data.name"]}).flat()
+    overrides = [] if preset == DEFAULT_PRESET else [f"preset={preset}"]
     for key, value in retired.without_defaults(config).items():
-        free = key in ("preset", "seeds") or key.startswith(FREE_TO_CHANGE)
-        told = key in NAMED_ANYWAY or key not in usual or _plain(usual[key]) != _plain(value)
-        if told and not free:
-            words.append(f"{key}={_written(value)}")
-    return words
+        if key in ("preset", "seeds") or key.startswith(FREE_TO_CHANGE):
+            continue
+        is_default = key in defaults and _as_list(defaults[key]) == _as_list(value)
+        if key in ALWAYS_NAMED or not is_default:
+            overrides.append(f"{key}={_as_word(value)}")
+    return overrides
 
 
-def _plain(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _written(value: Any) -> str:
-    """Write a value so that `configure.parse_words` reads it back as it was."""
+def _as_word(value: Any) -> str:
+    """Write a value so that `config.loading.parse_words` reads it back as it was."""
     if not isinstance(value, str):
-        return json.dumps(_plain(value))
+        return json.dumps(_as_list(value))
     try:
         tomllib.loads(f"x = {value}")
     except tomllib.TOMLDecodeError:
         return value
-    return json.dumps(value)  # a word that would be read as a number or a list
+    return json.dumps(value)  # a text that would be read as a number or a list

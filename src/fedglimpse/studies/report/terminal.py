@@ -6,17 +6,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedglimpse.studies.report.analysis import Comparison, Results, Row
-from fedglimpse.studies.report.numbers import (
-    MEASURES,
-    cost,
-    covers,
-    interval,
-    mean_and_std,
-    percent,
-)
+from fedglimpse.studies.report.analysis import MEASURES, Comparison, ReportRow, Results
+from fedglimpse.studies.report.numbers import cost, mean_and_std, percent, t_interval
 
-STYLES = {"real": "bold", "within noise": "dim", "cannot tell": "dim"}
+LEGEND = (
+    "Differences are in percentage points, paired by seed, with a 95 % t interval. Significant: "
+    "p < 0.05 after Holm's correction, and a bootstrap 95 % interval without zero."
+)
 
 
 def show(results: Results, console: Console) -> None:
@@ -29,77 +25,83 @@ def show(results: Results, console: Console) -> None:
         console.print()
         console.print(_table(results, setting))
     if any(row.control for row in results.rows):
-        told = "Differences are in points, seed by seed, with a bootstrap 95 % interval"
-        console.print(f"\n{told} that {covers()}.", style="dim", highlight=False)
+        console.print(f"\n{LEGEND}", style="dim", highlight=False)
     for line in (*missing(results), *diverged(results)):
         console.print(escape(line), style="yellow")
 
 
 def _table(results: Results, setting: str) -> Table:
-    target, rows = results.targets.get(setting), results.of(setting)
-    with_paper = any(row.beside for row in rows)
+    target = results.targets.get(setting)
+    rows = results.of(setting)
+    with_paper = any(row.published for row in rows)
     table = Table(title=escape(setting), title_justify="left", box=None, pad_edge=False)
     table.add_column("variant")
     table.add_column("accuracy %", justify="right")
     table.add_column("over rounds", justify="right")
     table.add_column("seeds", justify="right")
-    table.add_column(f"against {escape(results.control)}" if results.control else "")
+    table.add_column(f"minus {escape(results.control)}" if results.control else "")
     if with_paper:
         table.add_column("paper")
-    goal = "" if target is None else f" to {percent(target.value)} %"
-    table.add_column(f"rounds{goal}", justify="right")
-    table.add_column(f"uplink{goal}", justify="right")
+    suffix = "" if target is None else f" to {percent(target.value)} %"
+    table.add_column(f"rounds{suffix}", justify="right")
+    table.add_column(f"uplink{suffix}", justify="right")
     for column in table.columns:
         column.no_wrap = True
     for row in rows:
-        table.add_row(*_cells(row, with_paper, results.control))
+        table.add_row(*_columns(row, with_paper, results.control))
     return table
 
 
-def _cells(row: Row, with_paper: bool, control: str | None) -> list[str]:
+def _columns(row: ReportRow, with_paper: bool, control: str | None) -> list[str]:
     spread = row.spread
     name = f"[bold]{escape(row.variant)}[/bold]" if row.best else escape(row.variant)
-    against = "control" if row.variant == control else verdict_text(row.control)
-    cells = [
+    columns = [
         name + (" (oracle)" if row.oracle else ""),
         "–" if spread is None else mean_and_std(spread),
         "–" if spread is None else percent(spread.over_rounds),
         f"{row.finished}/{len(row.cells)}",
-        against,
+        "control" if row.variant == control else _comparison(row.control),
     ]
     if with_paper:
-        figure = row.beside.figure if row.beside else None
-        ours = "–" if figure is None else f"{percent(figure.mean)} ± {percent(figure.std)}: "
-        cells.append(ours + (verdict_text(row.paper) if figure else ""))
+        columns.append(_paper(row))
     for measure in ("rounds", "uplink_bytes"):
-        found = row.to_target.get(measure)
-        cells.append("–" if found is None else cost(found, MEASURES[measure][1]))
-    return cells
+        to_target = row.to_target.get(measure)
+        columns.append("–" if to_target is None else cost(to_target, MEASURES[measure][1]))
+    return columns
 
 
-def verdict_text(comparison: Comparison | None) -> str:
-    """Return the interval and its verdict, styled for rich."""
+def _paper(row: ReportRow) -> str:
+    if row.published is None:
+        return "–"
+    figure = row.published.figure
+    return f"{percent(figure.mean)} ± {percent(figure.std)}: {_comparison(row.paper)}"
+
+
+def _comparison(comparison: Comparison | None) -> str:
+    """Return the difference, its interval and the verdict, styled for rich."""
     if comparison is None:
         return "–"
-    style = STYLES[comparison.verdict]
-    return f"{interval(comparison.difference)} [{style}]{comparison.verdict}[/{style}]"
+    style = "bold" if comparison.significant else "dim"
+    return f"{t_interval(comparison.difference)} [{style}]{comparison.in_words}[/{style}]"
 
 
 def missing(results: Results) -> list[str]:
     """Return one line for every cell that has not finished."""
-    return [
-        f"{cell.state}: {cell.setting}, {cell.variant}, seed {cell.seed}"
-        + (f" ({cell.reason})" if cell.reason else "")
-        for cell in results.study.cells
-        if cell.state != "finished"
-    ]
+    lines: list[str] = []
+    for cell in results.study.cells:
+        if cell.state != "finished":
+            reason = f" ({cell.reason})" if cell.reason else ""
+            lines.append(f"{cell.state}: {cell.setting}, {cell.variant}, seed {cell.seed}{reason}")
+    return lines
 
 
 def diverged(results: Results) -> list[str]:
-    """Return one line for every cell with scores that are no finite numbers."""
-    return [
-        f"diverged: {cell.setting}, {cell.variant}, seed {cell.seed} ({cell.facts.diverged} "
-        "rounds with a score that is not finite, which counts as 0)"
-        for cell in results.study.cells
-        if cell.facts is not None and cell.facts.diverged
-    ]
+    """Return one line for every cell with scores that are not finite numbers."""
+    lines: list[str] = []
+    for cell in results.study.cells:
+        if cell.facts is not None and cell.facts.diverged:
+            lines.append(
+                f"diverged: {cell.setting}, {cell.variant}, seed {cell.seed} "
+                f"({cell.facts.diverged} rounds with a score that is not finite, which counts as 0)"
+            )
+    return lines

@@ -3,130 +3,191 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.config.loading import StoredConfig, read_stored, read_toml
 from fedglimpse.errors import UserError
-from fedglimpse.studies.results.cell import Cell, Partition, State, Study
-from fedglimpse.studies.results.check import check_head, check_once
-from fedglimpse.studies.results.holdings import Holdings, read_json
+from fedglimpse.studies.results.checks import check_head, check_unique
 from fedglimpse.studies.results.names import names_of
-from fedglimpse.studies.results.parts import joined
-from fedglimpse.studies.results.rounds import check_clients, read_records, records_file
-from fedglimpse.studies.results.store import read_study
+from fedglimpse.studies.results.run_folder import (
+    ClassCounts,
+    check_clients,
+    read_config,
+    read_json,
+    read_records,
+    records_file,
+)
+from fedglimpse.studies.results.stored import read_study
+from fedglimpse.studies.results.study import (
+    CellName,
+    CellResult,
+    CellState,
+    Partition,
+    Study,
+    join_studies,
+)
 from fedglimpse.studies.results.trace import trace_of
 from fedglimpse.studies.statistics.condense import Facts, condense
-from fedglimpse.studies.statistics.fairness import Participation, classes_covered
-from fedglimpse.version import VERSION
-
-__all__ = ["load_study", "read_records"]
+from fedglimpse.studies.statistics.participation import Participation, classes_covered
 
 SWEEP_FORMAT = 1
 
+Record = dict[str, Any]
+
 
 def load_study(path: Path) -> Study:
-    """Read whatever `path` is; raises UserError where it holds no results."""
+    """Read the study at `path`; raises UserError if it holds no results."""
     if path.is_file():
         return read_study(path)
-    if parts := sorted(path.glob("study*.json.gz")):
-        return joined([read_study(part) for part in parts], str(path))
+    stored = sorted(path.glob("study*.json.gz"))
+    if stored:
+        return join_studies([read_study(file) for file in stored], str(path))
     if (path / "sweep.json").exists():
-        return _sweep(path)
+        return _read_sweep(path)
     if (path / "config.toml").exists():
-        return _runs(path, [path])
-    folders = sorted(f.parent for f in path.glob("*/config.toml"))
+        return _read_runs(path, [path])
+    folders = sorted(file.parent for file in path.glob("*/config.toml"))
     if folders:
-        return _runs(path, folders)
+        return _read_runs(path, folders)
     raise UserError(
         f"{path} holds no results: name a folder made by fedglimpse sweep, compare or run, or a "
-        "study.json.gz."
+        "study.json.gz.",
+        key="PATH",
     )
 
 
+@dataclass(frozen=True)
+class _PlannedCell:
+    """What a sweep's plan, or a run folder, says about a cell before its records are read."""
+
+    id: str
+    setting: str
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> CellName:
+        return self.setting, self.variant, self.seed
+
+
 class _Reader:
-    """Turns run folders into cells, remembering partitions and whose trace is already kept."""
+    """Turns run folders into cells; partitions and traces are kept once for each setting."""
 
     def __init__(self) -> None:
-        self.holdings = Holdings()
+        self.class_counts = ClassCounts()
         self.partitions: dict[str, Partition] = {}
         self.traced: set[tuple[str, str]] = set()
 
-    def cell(
-        self, folder: Path, name: Mapping[str, Any], records: Sequence[dict[str, Any]]
-    ) -> Cell:
-        """Read one seed. `name` holds id, setting, variant and seed."""
-        config = folder / "config.toml"
-        flat = _plain(_config(folder).flat()) if config.exists() else {}
-        if records and not flat:
-            raise UserError(
-                f"{config} is not there, though {folder} has records: restore it, or delete the "
-                "folder and run it again."
-            )
-        facts = condense(records, int(flat["rounds"])) if records else None
-        state, reason = _state(folder, facts, flat)
-        environment = read_json(folder / "environment.json")
+    def cell(self, folder: Path, planned: _PlannedCell, records: Sequence[Record]) -> CellResult:
+        """Read one seed of a run folder."""
+        config = _config_of(folder, has_records=bool(records))
+        facts = condense(records, int(config["rounds"])) if records else None
+        state, reason = _state(folder, facts, config)
+        common: dict[str, Any] = {
+            **vars(planned),
+            "state": state,
+            "reason": reason,
+            "config": config,
+            "environment": read_json(folder / "environment.json"),
+        }
         if facts is None:
-            return Cell(**name, state=state, reason=reason, config=flat, environment=environment)
-        counts = self.holdings.of(folder, flat, name["seed"])
-        chosen = [r["selected"] for r in records]
-        clients = len(counts) if counts else _clients(flat, records)
+            return CellResult(**common)
+        counts = self.class_counts.of(folder, config, planned.seed)
+        clients = len(counts) if counts else _num_clients(config, records)
         check_clients(records, clients, folder)
-        key = name["setting"], name["variant"]
-        keep = state == "finished" and key not in self.traced
-        if keep:
-            self.traced.add(key)
-            if counts and name["setting"] not in self.partitions:
-                self.partitions[name["setting"]] = Partition(name["setting"], name["seed"], counts)
-        return Cell(
-            **name,
-            state=state,
-            reason=reason,
-            config=flat,
+        with_trace = state == "finished" and (planned.setting, planned.variant) not in self.traced
+        if with_trace:
+            self._note_trace(planned, counts)
+        return CellResult(
+            **common,
             facts=facts,
-            participation=Participation(
-                seen=_visits([r["visible"] for r in records], clients),
-                chosen=_visits(chosen, clients),
-                classes_covered=classes_covered(chosen, counts) if counts else None,
-            ),
-            trace=trace_of(records, clients) if keep else None,
+            participation=_participation(records, clients, counts),
+            trace=trace_of(records, clients) if with_trace else None,
             theory=read_json(folder / "theory.json") or None,
-            environment=environment,
         )
 
+    def _note_trace(self, planned: _PlannedCell, counts: list[list[int]] | None) -> None:
+        self.traced.add((planned.setting, planned.variant))
+        if counts and planned.setting not in self.partitions:
+            partition = Partition(planned.setting, planned.seed, counts)
+            self.partitions[planned.setting] = partition
 
-def _state(folder: Path, facts: Facts | None, config: Mapping[str, Any]) -> tuple[State, str]:
-    """Return what has become of a run, and why it has not finished if that is known.
+
+def _config_of(folder: Path, has_records: bool) -> dict[str, Any]:
+    """Return every dotted key of a run, empty if it has not begun; lists for tuples, as in JSON."""
+    file = folder / "config.toml"
+    if file.exists():
+        config = read_config(folder).flat()
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in config.items()}
+    if has_records:
+        raise UserError(
+            f"{file} is not there, though {folder} has records: restore it, or delete the folder "
+            "and run it again."
+        )
+    return {}
+
+
+def _state(folder: Path, facts: Facts | None, config: Mapping[str, Any]) -> tuple[CellState, str]:
+    """Return the state of a run, and why it has not finished if that is known.
 
     A run with a summary whose records do not reach the end has lost some: it has not finished.
     """
-    failed = folder / "failed.json"
-    reason = str(read_json(failed).get("reason", ""))
+    failure = read_json(folder / "failed.json")
     if (folder / "summary.json").exists():
         if facts is not None and facts.accuracy is not None:
             return "finished", ""
-        played, planned = facts.climb.played if facts else 0, config.get("rounds", "its")
-        file = f"{folder.name}/{records_file(folder).name}"  # a study is not bound to a place
-        if played == planned:
+        run = facts.climb.played if facts else 0
+        planned = config.get("rounds", "its")
+        file = f"{folder.name}/{records_file(folder).name}"  # a study may be moved: no full path
+        if run == planned:
             return "unfinished", f"{file} has no accuracy of the last rounds"
-        return "unfinished", f"{file} has {played} of {planned} rounds, though there is a summary"
-    if failed.exists():
-        return "failed", reason
+        return "unfinished", f"{file} has {run} of {planned} rounds, though there is a summary"
+    if (folder / "failed.json").exists():
+        return "failed", str(failure.get("reason", ""))
     return ("missing" if facts is None else "unfinished"), ""
 
 
-def _sweep(path: Path) -> Study:
+def _participation(
+    records: Sequence[Record], clients: int, counts: list[list[int]] | None
+) -> Participation:
+    seen = [0] * clients
+    chosen = [0] * clients
+    selected: list[list[int]] = []
+    for record in records:
+        selected.append(record["selected"])
+        for i in record["visible"]:
+            seen[i] += 1
+        for i in record["selected"]:
+            chosen[i] += 1
+    covered = classes_covered(selected, counts) if counts else None
+    return Participation(tuple(seen), tuple(chosen), covered)
+
+
+def _num_clients(config: Mapping[str, Any], records: Sequence[Record]) -> int:
+    """Return N as configured; if clients are subjects of the data, as many as were ever seen."""
+    highest = -1
+    for record in records:
+        highest = max([highest, *record["visible"]])
+    return int(config["data.clients"]) or highest + 1
+
+
+def _of_seed(records: Sequence[Record], seed: int) -> list[Record]:
+    return [record for record in records if record["seed"] == seed]
+
+
+def _read_sweep(path: Path) -> Study:
     plan = read_json(path / "sweep.json")
     if plan.get("format") != SWEEP_FORMAT:
         raise UserError(
             f"{path}/sweep.json has format {plan.get('format')} (version {plan.get('version')}), "
             f"this version reads format {SWEEP_FORMAT}: report with the version that made it."
         )
-    reader, cells = _Reader(), []
-    for name in _planned(plan, path / "sweep.json"):
-        folder = path / "cells" / name["id"]
-        records = [r for r in read_records(folder) if r["seed"] == name["seed"]]
-        cells.append(reader.cell(folder, name, records))
+    reader = _Reader()
+    cells: list[CellResult] = []
+    for planned in _planned_cells(plan, path / "sweep.json"):
+        folder = path / "cells" / planned.id
+        cells.append(reader.cell(folder, planned, _of_seed(read_records(folder), planned.seed)))
     return Study(
         title=str(plan.get("title", path.name)),
         claim=plan.get("claim", ""),
@@ -139,17 +200,12 @@ def _sweep(path: Path) -> Study:
     )
 
 
-def _planned(plan: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
-    """Return the names of a sweep's cells, once the plan is known to be one."""
+def _planned_cells(plan: Mapping[str, Any], path: Path) -> list[_PlannedCell]:
+    """Return a sweep's cells, after checking that the plan is one."""
+    cells: list[_PlannedCell] = []
     try:
-        names = [{k: c[k] for k in ("id", "setting", "variant", "seed")} for c in plan["cells"]]
-        good = all(
-            type(n["seed"]) is int
-            and all(isinstance(n[k], str) for k in ("id", "setting", "variant"))
-            for n in names
-        )
-        if not good:
-            raise TypeError
+        for cell in plan["cells"]:
+            cells.append(_planned_cell(cell))
     except (KeyError, TypeError):
         raise UserError(
             f"{path} does not list the cells of a sweep: restore it, or run the sweep again into "
@@ -157,59 +213,51 @@ def _planned(plan: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
         ) from None
     try:
         check_head(plan)
-        check_once(Cell(**name, state="missing") for name in names)
+        check_unique(cell.name for cell in cells)
     except ValueError as error:
         raise UserError(
             f"{path} is damaged ({error}): restore it, or run the sweep again into another folder."
         ) from None
-    return names
+    return cells
 
 
-def _runs(path: Path, folders: Sequence[Path]) -> Study:
+def _planned_cell(content: Mapping[str, Any]) -> _PlannedCell:
+    cell = _PlannedCell(content["id"], content["setting"], content["variant"], content["seed"])
+    if type(cell.seed) is not int or not all(map(_is_text, (cell.id, cell.setting, cell.variant))):
+        raise TypeError
+    return cell
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _read_runs(path: Path, folders: Sequence[Path]) -> Study:
     """Read run folders with seeds as lanes; no run may hide another."""
-    configs = {folder: _config(folder) for folder in folders}
+    configs = {folder: read_config(folder) for folder in folders}
     names = names_of({folder: config.flat() for folder, config in configs.items()})
-    reader, cells, found = _Reader(), [], dict[tuple[str, str, int], Path]()
+    reader = _Reader()
+    cells: list[CellResult] = []
+    folder_of: dict[CellName, Path] = {}
     for folder, config in configs.items():
-        records, (setting, variant) = read_records(folder), names[folder]
+        records = read_records(folder)
+        setting, variant = names[folder]
         for seed in config.config.seeds:
-            other = found.setdefault((setting, variant, seed), folder)
+            planned = _PlannedCell(f"{folder.name}-{seed}", setting, variant, seed)
+            other = folder_of.setdefault(planned.name, folder)
             if other != folder:
                 raise UserError(
                     f"{other} and {folder} hold the same run ({variant}, seed {seed}, {setting}): "
                     f"move one of them out of {path}, or run it with another seed."
                 )
-            name = {"id": f"{folder.name}-{seed}", "setting": setting, "variant": variant}
-            mine = [r for r in records if r["seed"] == seed]
-            cells.append(reader.cell(folder, {**name, "seed": seed}, mine))
-    title = path.resolve().name
-    return Study(title, "", None, {}, None, cells, list(reader.partitions.values()), str(path))
-
-
-def _visits(rows: Sequence[Sequence[int]], clients: int) -> tuple[int, ...]:
-    counts = [0] * clients
-    for ids in rows:
-        for i in ids:
-            counts[i] += 1
-    return tuple(counts)
-
-
-def _clients(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> int:
-    """Return N as configured; for clients that are subjects, as many as were ever seen."""
-    seen = 1 + max((i for r in records for i in r["visible"]), default=0)
-    return int(config["data.clients"]) or seen
-
-
-def _config(folder: Path) -> StoredConfig:
-    try:
-        return read_stored(read_toml(folder / "config.toml"))
-    except UserError as error:
-        raise UserError(
-            f"{folder} cannot be read by version {VERSION}: {error} Report it with the version "
-            "that made it."
-        ) from None
-
-
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a flat configuration as JSON would give it back: lists for tuples."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
+            cells.append(reader.cell(folder, planned, _of_seed(records, seed)))
+    return Study(
+        title=path.resolve().name,
+        claim="",
+        control=None,
+        targets={},
+        paper=None,
+        cells=cells,
+        partitions=list(reader.partitions.values()),
+        source=str(path),
+    )

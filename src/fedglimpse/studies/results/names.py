@@ -1,13 +1,13 @@
 """Names of settings and variants, for run folders that come without a plan.
 
-A setting is called after its data, a variant after its method. Where that does not tell runs
-apart, the keys in which they differ stand behind it: `fedavg (local.lr=0.0001)`.
+A setting is named after its data, a variant after its method. If that does not distinguish two
+runs, the keys in which they differ are added: `fedavg (local.lr=0.0001)`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from fedglimpse.runs.folder import FREE_TO_CHANGE
 
 # What all methods of a comparison have in common; every other key belongs to the variant.
 SETTING = ("data.", "model.", "visibility.", "selection.", "evaluate.", "rounds")
-MOST_KEYS, LONGEST = 3, 60  # of what stands in brackets; more, and it is a folder's name
+MAX_KEYS = 3  # of the differing keys in brackets; if there are more, the folder's name is used
+MAX_LETTERS = 60  # in brackets
 
 Configs = Mapping[Path, Mapping[str, Any]]  # folder -> every dotted key
 
@@ -24,66 +25,100 @@ Configs = Mapping[Path, Mapping[str, Any]]  # folder -> every dotted key
 def names_of(configs: Configs) -> dict[Path, tuple[str, str]]:
     """Return setting and variant of every run folder.
 
-    Two folders have the same names only where nothing but seeds, and keys that results do not
-    depend on, differs between them.
+    Two folders have the same names only if nothing but seeds, and keys that results do not depend
+    on, differs between them.
     """
-    bases = {folder: _setting_name(config) for folder, config in configs.items()}
-    shared = {f: {k: v for k, v in c.items() if k.startswith(SETTING)} for f, c in configs.items()}
-    more = _told_apart(bases, shared)
-    settings = {folder: bases[folder] + more[folder] for folder in configs}
-    own = {
-        f: {k: v for k, v in c.items() if k != "seeds" and not k.startswith(SETTING)}
-        for f, c in configs.items()
-    }
-    more = _told_apart({f: (settings[f], c["method"]) for f, c in configs.items()}, own)
-    return {f: (settings[f], str(c["method"]) + more[f]) for f, c in configs.items()}
+    setting_names: dict[Path, str] = {}
+    for folder, config in configs.items():
+        setting_names[folder] = _setting_name(config)
+    setting_names = _distinguished(setting_names, setting_names, _restricted(configs, _is_setting))
+    variant_names: dict[Path, str] = {}
+    groups: dict[Path, tuple[str, str]] = {}
+    for folder, config in configs.items():
+        variant_names[folder] = str(config["method"])
+        groups[folder] = setting_names[folder], config["method"]
+    variant_names = _distinguished(variant_names, groups, _restricted(configs, _is_variant))
+    return {folder: (setting_names[folder], variant_names[folder]) for folder in configs}
+
+
+def _is_setting(key: str) -> bool:
+    return key.startswith(SETTING)
+
+
+def _is_variant(key: str) -> bool:
+    return key != "seeds" and not _is_setting(key)
+
+
+def _restricted(configs: Configs, belongs: Callable[[str], bool]) -> dict[Path, dict[str, Any]]:
+    """Return the configurations with only those keys that belong."""
+    restricted: dict[Path, dict[str, Any]] = {}
+    for folder, config in configs.items():
+        restricted[folder] = {key: value for key, value in config.items() if belongs(key)}
+    return restricted
 
 
 def _setting_name(config: Mapping[str, Any]) -> str:
-    names = ("data.partition", "visibility.kind")
-    words = [str(config[name]).replace("_", " ") for name in names]
-    return " ".join([str(config["data.name"]), *words])
+    partition = str(config["data.partition"]).replace("_", " ")
+    visibility = str(config["visibility.kind"]).replace("_", " ")
+    return f"{config['data.name']} {partition} {visibility}"
 
 
-def _told_apart(groups: Mapping[Path, Hashable], configs: Configs) -> dict[Path, str]:
-    """Return what to add to the names of folders so that those of one group are told apart."""
-    found: dict[Path, str] = {}
-    for group in dict.fromkeys(groups.values()):
-        found |= _brackets({f: c for f, c in configs.items() if groups[f] == group})
-    return found
+def _distinguished(
+    names: Mapping[Path, str], groups: Mapping[Path, Hashable], configs: Configs
+) -> dict[Path, str]:
+    """Return the names, extended so that different folders of one group have different names."""
+    longer = dict(names)
+    for group in set(groups.values()):
+        members = {folder: configs[folder] for folder in configs if groups[folder] == group}
+        for folder, suffix in _suffixes(members).items():
+            longer[folder] += suffix
+    return longer
 
 
-def _brackets(configs: Configs) -> dict[Path, str]:
-    """Return the differing keys of folders that would have the same name; nothing if none."""
-    names = dict.fromkeys(k for c in configs.values() for k in c)
-    values = {f: {k: _written(c, k) for k in names} for f, c in configs.items()}
-    first = next(iter(values.values()))
-    keys = [
-        k
-        for k in names
-        if not k.startswith(FREE_TO_CHANGE) and any(v[k] != first[k] for v in values.values())
-    ]
+def _suffixes(configs: Configs) -> dict[Path, str]:
+    """Return the differing keys of folders, in brackets; empty if there are none."""
+    keys = _differing_keys(configs)
     if not keys:
         return dict.fromkeys(configs, "")
-    kinds = {f: tuple(v[k] for k in keys) for f, v in values.items()}
-    texts = {kind: _said(keys, kind) for kind in kinds.values()}
-    alike = len(set(texts.values())) < len(texts)
-    if alike or len(keys) > MOST_KEYS or max(map(len, texts.values())) > LONGEST:
-        # folders that differ in seeds alone are one kind, called after the first of them
-        texts = {kind: folder.resolve().name for folder, kind in reversed(kinds.items())}
-    return {folder: f" ({texts[kind]})" for folder, kind in kinds.items()}
+    values_of: dict[Path, tuple[str, ...]] = {}
+    text_of: dict[tuple[str, ...], str] = {}
+    for folder, config in configs.items():
+        values = tuple(_as_text(config, key) for key in keys)
+        values_of[folder] = values
+        text_of[values] = _assignments(keys, values)
+    is_ambiguous = len(set(text_of.values())) < len(text_of)
+    if is_ambiguous or len(keys) > MAX_KEYS or max(map(len, text_of.values())) > MAX_LETTERS:
+        # folders that differ in seeds alone have equal values and are named after the first
+        for folder in reversed(values_of):
+            text_of[values_of[folder]] = folder.resolve().name
+    return {folder: f" ({text_of[values]})" for folder, values in values_of.items()}
 
 
-def _written(config: Mapping[str, Any], key: str) -> str:
-    if key in retired.KEYS and key not in config:  # a run of today does what the default did
+def _differing_keys(configs: Configs) -> list[str]:
+    keys: dict[str, None] = {}
+    for config in configs.values():
+        keys |= dict.fromkeys(config)
+    differing: list[str] = []
+    for key in keys:
+        values = {_as_text(config, key) for config in configs.values()}
+        if len(values) > 1 and not key.startswith(FREE_TO_CHANGE):
+            differing.append(key)
+    return differing
+
+
+def _as_text(config: Mapping[str, Any], key: str) -> str:
+    if key in config:
+        return json.dumps(config[key])
+    if key in retired.KEYS:  # a run of today behaves as the retired key's default did
         return json.dumps(retired.KEYS[key].default)
-    return json.dumps(config[key]) if key in config else "not set"
+    return "not set"
 
 
-def _said(keys: Sequence[str], kind: Sequence[str]) -> str:
+def _assignments(keys: Sequence[str], values: Sequence[str]) -> str:
     """Write `local.lr=0.0001, agent.history=8`; words go without their quotes."""
-    return ", ".join(f"{k}={_bare(v)}" for k, v in zip(keys, kind, strict=True))
+    pairs = zip(keys, values, strict=True)
+    return ", ".join(f"{key}={_without_quotes(value)}" for key, value in pairs)
 
 
-def _bare(text: str) -> str:
+def _without_quotes(text: str) -> str:
     return text[1:-1] if text.startswith('"') and text[1:-1].isidentifier() else text

@@ -1,4 +1,4 @@
-"""What one run looked like from inside: who was visible, who was chosen, what the agent thought."""
+"""One run from inside: who was visible, who was chosen, and the agent's Q-values and attention."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 
 from fedglimpse.studies.statistics.condense import thinned
 
-MOMENTS = 12  # rounds whose Q-values and attention are kept
-MAX_ROUNDS = 1500  # of the raster; a longer run is shown from its start
+Record = Mapping[str, Any]
+MOMENTS = 12  # rounds whose Q-values and attention are stored
+MAX_ROUNDS = 1500  # of the raster; of a longer run only the start is shown
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Trace:
+class RunTrace:
     """The participation raster of one run and a few of its moments."""
 
     clients: int  # N
@@ -40,17 +41,18 @@ class Trace:
     moments: Sequence[Moment] = ()
 
 
-def trace_of(records: Sequence[Mapping[str, Any]], clients: int) -> Trace:
+def trace_of(records: Sequence[Record], clients: int) -> RunTrace:
     """Build the trace of one seed from its records."""
-    shown = records[:MAX_ROUNDS]
-    thinking = [r for r in records if _has_scores(r)]
-    thinking = [r for r in thinking if "attention" in r] or thinking  # logged in some rounds only
-    return Trace(
+    raster = records[:MAX_ROUNDS]
+    scored = [record for record in records if _has_scores(record)]
+    with_attention = [record for record in scored if "attention" in record]
+    candidates = with_attention or scored  # attention may be logged in some rounds only
+    return RunTrace(
         clients=clients,
-        rounds=len(shown),
-        visible=pack([r["visible"] for r in shown], clients),
-        selected=pack([r["selected"] for r in shown], clients),
-        moments=[_moment(thinking[i]) for i in thinned(len(thinking), MOMENTS)],
+        rounds=len(raster),
+        visible=pack([record["visible"] for record in raster], clients),
+        selected=pack([record["selected"] for record in raster], clients),
+        moments=[_moment(candidates[i]) for i in thinned(len(candidates), MOMENTS)],
     )
 
 
@@ -69,35 +71,39 @@ def unpack(text: str, rows: int, width: int) -> list[list[int]]:
     return [np.flatnonzero(line).tolist() for line in matrix]
 
 
-def _viewed(record: Mapping[str, Any]) -> list[int]:
+def _candidate_ids(record: Record) -> list[int]:
     """Return the clients a selector could choose from: visible, with a finite update."""
     return [i for i in record["visible"] if i not in record["rejected"]]
 
 
-def _has_scores(record: Mapping[str, Any]) -> bool:
+def _has_scores(record: Record) -> bool:
     scores = record.get("q", ())
-    if not isinstance(scores, list):  # a selector of the user's own may mean something else by it
+    if not isinstance(scores, list):  # a user's own selector may log something else as `q`
         return False
-    return len(scores) == len(_viewed(record)) > 0 and _are_finite(scores)
+    return len(scores) == len(_candidate_ids(record)) > 0 and _are_finite(scores)
 
 
 def drawable(attention: Any, clients: int) -> Sequence[Sequence[float]] | None:
     """Return attention weights that can be drawn, a row of finite numbers for each client.
 
-    Anything else gives None: the weights of a network that diverged, or what a selector of the
-    user's own means by the word.
+    Anything else gives None: the weights of a network that diverged, or whatever a user's own
+    selector logs under this name.
     """
     if not isinstance(attention, list) or len(attention) != clients:
         return None
-    return attention if all(isinstance(r, list) and _are_finite(r) for r in attention) else None
+    for row in attention:
+        if not isinstance(row, list) or not _are_finite(row):
+            return None
+    return attention
 
 
 def _are_finite(values: Sequence[Any]) -> bool:
-    return all(type(v) in (int, float) and math.isfinite(v) for v in values)
+    return all(type(value) in (int, float) and math.isfinite(value) for value in values)
 
 
-def _moment(record: Mapping[str, Any]) -> Moment:
-    clients, epsilon = _viewed(record), record.get("epsilon")
+def _moment(record: Record) -> Moment:
+    clients = _candidate_ids(record)
+    epsilon = record.get("epsilon")
     return Moment(
         round=record["round"] + 1,
         clients=clients,

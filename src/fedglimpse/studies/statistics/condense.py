@@ -1,4 +1,4 @@
-"""One run in few numbers: everything statistics need exactly, and a curve thinned for drawing."""
+"""One run in few numbers: everything that statistics need exactly, and a curve to draw."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from fedglimpse.runs.summary import COSTS, final_window, summarise
-from fedglimpse.studies.compare import SMOOTHED_OVER
-from fedglimpse.studies.statistics.censored import Spent
+from fedglimpse.studies.statistics.to_target import Spent
 
+T = TypeVar("T")
 Record = dict[str, Any]
+SMOOTHED_OVER = 10  # scored rounds in the trailing mean that must reach a target
 POINTS = 150  # of a thinned curve
-DIGITS = 7  # of accuracies kept: finer than one example of any test set
+DIGITS = 7  # of stored accuracies: finer than one example of any test set
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy over rounds, thinned; first and last scored round are always there."""
+    """Accuracy over rounds, thinned; the first and the last scored round are always included."""
 
     rounds: tuple[int, ...]  # counted from 1
     accuracy: tuple[float, ...]
@@ -41,18 +42,23 @@ class Climb:
     played: int  # rounds of the run so far
     totals: Mapping[str, int]  # spent in all of them
 
-    def spent(self, what: str, target: float) -> Spent:
+    def spent(self, measure: str, target: float) -> Spent:
         """Return what reaching `target` took: `rounds` or one of `summary.COSTS`."""
-        step = next((i for i, h in enumerate(self.heights) if h >= target), None)
-        if what == "rounds":
-            return Spent(self.played if step is None else self.rounds[step], step is not None)
-        amount = self.totals[what] if step is None else self.costs[what][step]
-        return Spent(amount, step is not None)
+        reached_at = None
+        for i, height in enumerate(self.heights):
+            if height >= target:
+                reached_at = i
+                break
+        if reached_at is None:
+            total = self.played if measure == "rounds" else self.totals[measure]
+            return Spent(total, reached=False)
+        amounts = self.rounds if measure == "rounds" else self.costs[measure]
+        return Spent(amounts[reached_at], reached=True)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One seed of one run."""
+    """What is kept of one seed of one run."""
 
     accuracy: float | None  # mean over the last rounds; None for a run that is not finished
     macro_f1: float | None
@@ -63,21 +69,21 @@ class Facts:
     curve: Curve
     climb: Climb
     reward: float | None = None  # smoothed score on the proxy set, mean over the last rounds
-    first_tenth: float | None = None  # mean accuracy up to a tenth of the rounds played
+    first_tenth: float | None = None  # mean accuracy up to a tenth of the rounds so far
     throughout: float | None = None  # mean accuracy of all scored rounds
     diverged: int = 0  # rounds with a score that is not finite, which counts as 0
 
     @property
     def early(self) -> float | None:
-        """Mean accuracy over the first tenth of the rounds, None where none was scored.
+        """Mean accuracy over the first tenth of the rounds; None if none of them was scored.
 
-        Exact, but for studies that were stored before it was kept: there the thinned curve has
-        to do.
+        Exact, except for studies stored before `first_tenth` existed: they have only the thinned
+        curve.
         """
         if self.first_tenth is not None:
             return self.first_tenth
-        curve = zip(self.curve.rounds, self.curve.accuracy, strict=True)
-        return _mean([accuracy for at, accuracy in curve if 10 * at <= self.climb.played])
+        curve = self.curve
+        return _mean_of_first_tenth(curve.rounds, curve.accuracy, self.climb.played)
 
     @property
     def whole(self) -> float | None:
@@ -85,114 +91,149 @@ class Facts:
         return _mean(self.curve.accuracy) if self.throughout is None else self.throughout
 
 
+@dataclass(frozen=True)
+class _Scored:
+    """The scored rounds of one run, with the costs of all rounds up to each of them."""
+
+    rounds: Sequence[int]  # counted from 1
+    accuracy: Sequence[float]
+    smooth: Sequence[float]  # trailing mean, rounded
+    costs: Mapping[str, Sequence[int]]
+    totals: Mapping[str, int]  # costs of the whole run
+
+    def costs_at(self, positions: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """Return the costs up to some of the scored rounds."""
+        return {name: _at(amounts, positions) for name, amounts in self.costs.items()}
+
+
 def condense(records: Sequence[Record], rounds: int) -> Facts:
     """Condense the records of one seed, in order.
 
-    A score that is no finite number is that of a model that has diverged and counts as 0: leaving
-    it out would flatter the run.
+    A score that is not a finite number comes from a model that has diverged and counts as 0:
+    leaving it out would flatter the run.
 
     Args:
         records: as `rounds.jsonl` holds them.
         rounds: how many the run was meant to have.
     """
-    diverged, records = _finite(records)
-    costs = {name: _running(records, name) for name in COSTS}
-    scored = [i for i, r in enumerate(records) if r["accuracy"] is not None]
-    raw = [round(records[i]["accuracy"], DIGITS) for i in scored]
-    smooth = _trailing_mean([records[i]["accuracy"] for i in scored])
-    heights = [(records[i]["round"] + 1, float(records[i]["accuracy"])) for i in scored]
+    diverged, records = _without_divergence(records)
+    scored = _scored(records)
     played = records[-1]["round"] + 1 if records else 0
-    counted = [i for i in scored if records[i]["round"] >= rounds - final_window(rounds)]
+    has_final = bool(scored.rounds) and scored.rounds[-1] > rounds - final_window(rounds)
     final: Record = {}
-    if played >= rounds and counted:
+    if played >= rounds and has_final:
         final = next(iter(summarise(records, rounds)["seeds"].values()))
+    rejected = 0
+    seconds = 0.0
+    for record in records:
+        rejected += len(record["rejected"])
+        seconds += record["seconds"]
     return Facts(
         accuracy=final.get("final_accuracy"),
         macro_f1=final.get("final_macro_f1"),
         over_rounds=final.get("final_std_over_rounds"),
         reward=final.get("final_reward"),
-        best=max(raw, default=None),
-        rejected=sum(len(r["rejected"]) for r in records),
-        seconds=sum(r["seconds"] for r in records),
-        curve=_curve(scored, raw, smooth, records, costs),
-        climb=_climb(scored, smooth, records, costs),
-        first_tenth=_mean([a for r, a in heights if 10 * r <= played]),
-        throughout=_mean([a for _, a in heights]),
+        best=round(max(scored.accuracy), DIGITS) if scored.accuracy else None,
+        rejected=rejected,
+        seconds=seconds,
+        curve=_curve(scored),
+        climb=_climb(scored, played),
+        first_tenth=_mean_of_first_tenth(scored.rounds, scored.accuracy, played),
+        throughout=_mean(scored.accuracy),
         diverged=diverged,
     )
 
 
-def _finite(records: Sequence[Record]) -> tuple[int, list[Record]]:
+def _without_divergence(records: Sequence[Record]) -> tuple[int, list[Record]]:
     """Return how many records have a score that is not finite, and all with 0 for such scores.
 
     Records are written with null for what is not finite. In a round that was not scored, all of
     the scores on the test set are null.
     """
-    found, diverged = [], 0
+    diverged = 0
+    finite_records: list[Record] = []
     for record in records:
-        tested = ("accuracy", "macro_f1", "per_class_f1")
-        scored = any(record.get(name) is not None for name in tested)
-        names = ("accuracy", "macro_f1", "reward") if scored else ("reward",)
-        bad = [n for n in names if record[n] is None or not math.isfinite(record[n])]
-        diverged += bool(bad)
-        found.append({**record, **dict.fromkeys(bad, 0.0)} if bad else record)
-    return diverged, found
+        zeros: Record = {}
+        for name in ("accuracy", "macro_f1", "reward") if _was_scored(record) else ("reward",):
+            if record[name] is None or not math.isfinite(record[name]):
+                zeros[name] = 0.0
+        if zeros:
+            diverged += 1
+        finite_records.append({**record, **zeros})
+    return diverged, finite_records
+
+
+def _was_scored(record: Record) -> bool:
+    names = ("accuracy", "macro_f1", "per_class_f1")
+    return any(record.get(name) is not None for name in names)
+
+
+def _scored(records: Sequence[Record]) -> _Scored:
+    rounds: list[int] = []
+    accuracy: list[float] = []
+    costs: dict[str, list[int]] = {name: [] for name in COSTS}
+    totals = dict.fromkeys(COSTS, 0)
+    for record in records:
+        for name in COSTS:
+            totals[name] += int(record[name])
+        if record["accuracy"] is None:
+            continue
+        rounds.append(record["round"] + 1)
+        accuracy.append(float(record["accuracy"]))
+        for name in COSTS:
+            costs[name].append(totals[name])
+    return _Scored(rounds, accuracy, _trailing_mean(accuracy), costs, totals)
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
+def _mean_of_first_tenth(
+    rounds: Sequence[int], accuracy: Sequence[float], played: int
+) -> float | None:
+    early = [value for number, value in zip(rounds, accuracy, strict=True) if 10 * number <= played]
+    return _mean(early)
+
+
 def thinned(count: int, points: int) -> list[int]:
-    """Return at most `points` positions of 0..count-1, evenly spread, ends included."""
+    """Return at most `points` positions of 0..count-1, evenly spread, both ends included."""
     if count <= points:
         return list(range(count))
     return sorted({round(i * (count - 1) / (points - 1)) for i in range(points)})
 
 
-def _curve(
-    scored: Sequence[int],
-    raw: Sequence[float],
-    smooth: Sequence[float],
-    records: Sequence[Record],
-    costs: Mapping[str, Sequence[int]],
-) -> Curve:
-    kept = thinned(len(scored), POINTS)
+def _curve(scored: _Scored) -> Curve:
+    positions = thinned(len(scored.rounds), POINTS)
     return Curve(
-        rounds=tuple(records[scored[i]]["round"] + 1 for i in kept),
-        accuracy=tuple(raw[i] for i in kept),
-        smooth=tuple(smooth[i] for i in kept),
-        costs={name: tuple(sums[scored[i]] for i in kept) for name, sums in costs.items()},
+        rounds=_at(scored.rounds, positions),
+        accuracy=tuple(round(accuracy, DIGITS) for accuracy in _at(scored.accuracy, positions)),
+        smooth=_at(scored.smooth, positions),
+        costs=scored.costs_at(positions),
     )
 
 
-def _climb(
-    scored: Sequence[int],
-    smooth: Sequence[float],
-    records: Sequence[Record],
-    costs: Mapping[str, Sequence[int]],
-) -> Climb:
+def _climb(scored: _Scored, played: int) -> Climb:
     steps: list[int] = []
-    for i, height in enumerate(smooth):
-        if not steps or height > smooth[steps[-1]]:
+    for i, height in enumerate(scored.smooth):
+        if not steps or height > scored.smooth[steps[-1]]:
             steps.append(i)
     return Climb(
-        rounds=tuple(records[scored[i]]["round"] + 1 for i in steps),
-        heights=tuple(smooth[i] for i in steps),
-        costs={name: tuple(sums[scored[i]] for i in steps) for name, sums in costs.items()},
-        played=records[-1]["round"] + 1 if records else 0,
-        totals={name: sums[-1] if sums else 0 for name, sums in costs.items()},
+        rounds=_at(scored.rounds, steps),
+        heights=_at(scored.smooth, steps),
+        costs=scored.costs_at(steps),
+        played=played,
+        totals=scored.totals,
     )
+
+
+def _at(values: Sequence[T], positions: Sequence[int]) -> tuple[T, ...]:
+    return tuple(values[i] for i in positions)
 
 
 def _trailing_mean(values: Sequence[float]) -> list[float]:
-    windows = (values[max(0, i + 1 - SMOOTHED_OVER) : i + 1] for i in range(len(values)))
-    return [round(fmean(window), DIGITS) for window in windows]
-
-
-def _running(records: Sequence[Record], name: str) -> list[int]:
-    total, sums = 0, []
-    for record in records:
-        total += int(record[name])
-        sums.append(total)
-    return sums
+    means: list[float] = []
+    for end in range(1, len(values) + 1):
+        window = values[max(0, end - SMOOTHED_OVER) : end]
+        means.append(round(fmean(window), DIGITS))
+    return means

@@ -1,6 +1,7 @@
-"""Sweeps: settings x variants x seeds, played in packs, stored cell by cell.
+"""Sweeps: settings x variants x seeds, run in packs, stored cell by cell.
 
-file (kinds and names in it) · plan (its cells) · runner (from file to folder) · folder (what is on
-disk) · packs (who plays together) · stop (budget and signals) · progress · local, cluster, parcel
-(where it is computed) · failures · reuse (cells of other sweeps)
+Begin with `plan.py` (a file and its cells) and `runner.py` (from a plan to a folder of results).
+`choose.py` decides which cells run and which run side by side, `folder.py` knows the files on
+disk, `local.py` and `cluster.py` run packs here or on Ray, `stop.py` holds the budget and
+`progress.py` the display.
 """

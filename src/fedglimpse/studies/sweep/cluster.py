@@ -1,13 +1,9 @@
-"""A pack on its way to another machine and home again.
+"""Running the packs of a sweep on an existing Ray cluster.
 
-Cells travel as the files of their run folders. A worker plays for a while and sends back what it
-has; the next worker goes on from there, wherever it is.
-
-Playing a sweep on an existing Ray cluster: packs go out, run folders come home.
-
-Only this module knows Ray. A pack is one task; it comes home after `SLICE` seconds at the latest,
-so that no more than that is lost when this process or a node dies. Every node needs the same
-version of fedglimpse, and the data.
+A pack is one task. Its cells travel as the files of their run folders; a worker runs them for
+`SLICE` seconds at most and returns the files, and the next worker resumes from there, wherever it
+is. So no more than one slice is lost if this process or a node dies. Every node needs the same
+version of fedglimpse, and the data. Only this module knows Ray.
 """
 
 from __future__ import annotations
@@ -28,111 +24,117 @@ from fedglimpse.runs.experiment import Stopped, run_together
 from fedglimpse.runs.folder import writing
 from fedglimpse.runs.signals import stop_on_signals
 from fedglimpse.storage.checkpoint import COMING, NAME
-from fedglimpse.studies.sweep.failures import split_or_blame
 from fedglimpse.studies.sweep.folder import SweepFolder
 from fedglimpse.studies.sweep.plan import Cell
 from fedglimpse.studies.sweep.progress import SweepProgress
 from fedglimpse.studies.sweep.stop import RESERVE, Stop
 from fedglimpse.version import VERSION
 
+SLICE = 300.0  # seconds a pack runs before its files are returned
+RETRIES = 3  # of a pack whose node or process died
+POLL = 0.5  # seconds between two looks at the cluster
+RETURN_SECONDS = 5.0  # of the budget, kept for files on their way back
+
 Files = Mapping[str, bytes]  # path within a run folder -> content
-ORDER = {"config.toml": 0, NAME: 2, COMING: 2, "summary.json": 3}  # everything else: 1
+WRITE_ORDER = {"config.toml": 0, NAME: 2, COMING: 2, "summary.json": 3}  # everything else: 1
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """What a worker is asked to play."""
+class PackTask:
+    """What a worker is asked to run."""
 
     configs: Sequence[Config]
-    files: Sequence[Files]  # of each run, as far as it was played
-    seconds: float  # how long it may play before it sends back what it has
+    files: Sequence[Files]  # of each run, as far as it has come
+    seconds: float  # how long it may run before it returns the files
     version: str = VERSION
 
 
 @dataclass(frozen=True)
-class Played:
-    """What came of a parcel."""
+class PackResult:
+    """What a worker returns."""
 
     files: Sequence[Files]
-    rounds: int  # played, all runs together
+    rounds: int  # of all runs together
     seconds: float
     reason: str = ""  # why it failed, if it did
 
 
-def play_parcel(parcel: Parcel, asked_to_stop: Callable[[], bool]) -> Played:
-    """Play the runs of a parcel in a folder of its own, on the machine that runs this."""
-    began, rounds, reason = time.monotonic(), 0, ""
-    if parcel.version != VERSION:
+def run_task(task: PackTask, asked_to_stop: Callable[[], bool]) -> PackResult:
+    """Run a pack in a temporary folder, on the machine that calls this."""
+    if task.version != VERSION:
         reason = (
-            f"this worker has fedglimpse {VERSION}, the sweep was begun with {parcel.version}: "
+            f"this worker has fedglimpse {VERSION}, the sweep was begun with {task.version}: "
             "install the same version everywhere."
         )
-        return Played(parcel.files, 0, 0.0, reason)
-    stop = Stop(max(parcel.seconds, 2 * RESERVE))
+        return PackResult(task.files, 0, 0.0, reason)
+    began = time.monotonic()
+    stop = Stop(max(task.seconds, 2 * RESERVE))
+    rounds = 0
+    reason = ""
 
-    def over() -> bool:
+    def should_stop() -> bool:
         nonlocal rounds
         rounds += 1
         return stop.after_round() or asked_to_stop()
 
-    with tempfile.TemporaryDirectory(prefix="fedglimpse-") as place:
-        folders = [Path(place) / str(i) for i in range(len(parcel.configs))]
-        for folder, files in zip(folders, parcel.files, strict=True):
-            unpack(files, folder)
+    with tempfile.TemporaryDirectory(prefix="fedglimpse-") as directory:
+        folders = [Path(directory) / str(i) for i in range(len(task.configs))]
+        for folder, files in zip(folders, task.files, strict=True):
+            write_files(files, folder)
         try:
-            runs = list(zip(parcel.configs, folders, strict=True))
-            run_together(runs, resume=True, should_stop=over)
+            runs = list(zip(task.configs, folders, strict=True))
+            run_together(runs, resume=True, should_stop=should_stop)
         except Stopped:
             pass
         except Exception as error:
             reason = reason_of(error)
-        files_now = [pack_up(folder) for folder in folders]
-    played = rounds * len(parcel.configs)
-    return Played(files_now, played, time.monotonic() - began, reason)
+        returned_files = [read_files(folder) for folder in folders]
+    seconds = time.monotonic() - began
+    return PackResult(returned_files, rounds * len(task.configs), seconds, reason)
 
 
-def pack_up(folder: Path) -> dict[str, bytes]:
-    """Return the files of a run folder; none where there is no folder yet."""
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix != ".part"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a run folder; none if there is no folder yet."""
+    files: dict[str, bytes] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix != ".part":
+            files[str(path.relative_to(folder))] = path.read_bytes()
+    return files
 
 
-def unpack(files: Files, folder: Path) -> None:
-    """Write files into a run folder so that it can be gone on with, wherever this is cut.
+def write_files(files: Files, folder: Path) -> None:
+    """Write files into a run folder so that it can be resumed even if this is interrupted.
 
     The configuration comes first, records before the checkpoint that counts them, and the summary
     last.
     """
-    for name in sorted(files, key=lambda n: ORDER.get(n, 1)):
+    for name in sorted(files, key=lambda name: WRITE_ORDER.get(name, 1)):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_bytes(files[name])
-        part.replace(path)
-
-
-SLICE = 300.0  # seconds a pack plays before it comes home
-RETRIES = 3  # of a pack whose node or process died
-POLL = 0.5  # seconds between two looks at the cluster
-WAY_HOME = 5.0  # seconds of the budget kept for what is on its way
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_bytes(files[name])
+        temporary.replace(path)
 
 
 class Cluster:
-    """A Ray cluster to play on."""
+    """A Ray cluster that runs packs."""
 
     def __init__(
         self, address: str = "auto", *, gpus: float | None = None, cpus: float = 1.0
     ) -> None:
-        """Name the cluster; it is joined when there is something to play.
+        """Name the cluster; it is joined when there is something to run.
 
         Args:
             address: as Ray writes it; `auto`: the one this machine belongs to.
-            gpus: GPUs that a pack takes, also a part of one; None: one if the cluster has any.
+            gpus: GPUs that a pack takes, also a fraction of one; None: one if the cluster has any.
             cpus: CPUs that a pack takes.
         """
-        self.address, self.gpus, self.cpus, self.slice = address, gpus, cpus, SLICE
+        self.address = address
+        self.gpus = gpus
+        self.cpus = cpus
+        self.slice = SLICE
 
-    def play(
+    def run_packs(
         self,
         folder: SweepFolder,
         packs: Sequence[Sequence[Cell]],
@@ -140,11 +142,13 @@ class Cluster:
         stop: Stop,
         progress: SweepProgress,
     ) -> None:
-        """Play packs until all are done or `stop` says so."""
+        """Run packs until all are done or `stop` says so."""
         ray = join(self.address)
         try:
-            with stop_on_signals(stop.request):  # joining Ray has installed other handlers
-                _Session(ray, self, folder, configs, stop, progress).play(packs)
+            with stop_on_signals(
+                stop.request
+            ):  # Ray installs handlers of its own when it is joined
+                _Session(ray, self, folder, configs, stop, progress).run(packs)
         finally:
             ray.shutdown()
 
@@ -161,116 +165,137 @@ class _Session:
         stop: Stop,
         progress: SweepProgress,
     ) -> None:
-        self.ray, self.cluster, self.folder, self.configs = ray, cluster, folder, configs
-        self.stop, self.progress = stop, progress
-        self.flag = ray.remote(num_cpus=0)(_Flag).remote()
+        self.ray = ray
+        self.cluster = cluster
+        self.folder = folder
+        self.configs = configs
+        self.stop = stop
+        self.progress = progress
+        self.stop_flag = ray.remote(num_cpus=0)(_StopFlag).remote()
         gpus = cluster.gpus
         if gpus is None:
             gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
         self.needs = {"CPU": cluster.cpus, "GPU": gpus}
         self._check_fits()
-        self.task = ray.remote(num_cpus=cluster.cpus, num_gpus=gpus, max_retries=RETRIES)(_work)
+        remote = ray.remote(num_cpus=cluster.cpus, num_gpus=gpus, max_retries=RETRIES)
+        self.task = remote(_work)
 
-    def play(self, packs: Sequence[Sequence[Cell]]) -> None:
-        """Keep the cluster busy until nothing is left, then fetch what is still out."""
+    def run(self, packs: Sequence[Sequence[Cell]]) -> None:
+        """Keep the cluster busy until nothing is left, then wait for the packs still running."""
         queue = deque(self.folder.left(pack) for pack in packs)
-        out: dict[Any, list[Cell]] = {}
-        told = False
-        while out or (queue and self._may_go_on()):
-            while queue and len(out) < self.slots() and self._may_go_on():
+        running: dict[Any, list[Cell]] = {}
+        workers_asked_to_stop = False
+        while running or (queue and self._may_continue()):
+            while queue and len(running) < self.slots() and self._may_continue():
                 pack = queue.popleft()
                 if pack:
-                    out[self._send(pack)] = pack
-                    self._show(out)
-            if not told and not self._may_go_on():
-                self.flag.set.remote()
-                told = True
-            home, _ = self.ray.wait(list(out), timeout=POLL) if out else ([], [])
-            for ref in home:
-                pack = out.pop(ref)
+                    running[self._send(pack)] = pack
+                    self._show(running)
+            if not workers_asked_to_stop and not self._may_continue():
+                self.stop_flag.set.remote()
+                workers_asked_to_stop = True
+            finished: list[Any] = []
+            if running:
+                finished, _ = self.ray.wait(list(running), timeout=POLL)
+            for ref in finished:
+                pack = running.pop(ref)
                 queue.extendleft(reversed(self._receive(ref, pack)))
-                self._show(out)
+                self._show(running)
             self.progress.show()
 
     def slots(self) -> int:
-        """Return how many packs the cluster can play at a time, as it is now."""
-        there = self.ray.cluster_resources()
-        counts = [int(there.get(name, 0) / n + 1e-6) for name, n in self.needs.items() if n]
+        """Return how many packs the cluster can run at a time, as it is now."""
+        resources = self.ray.cluster_resources()
+        counts: list[int] = []
+        for name, need in self.needs.items():
+            if need:
+                counts.append(int(resources.get(name, 0) / need + 1e-6))
         return max(min(counts), 1)
 
     def _check_fits(self) -> None:
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        if not any(all(n.get(k, 0) >= v for k, v in self.needs.items()) for n in nodes):
-            raise UserError(
-                f"No node of the Ray cluster has {self.needs['CPU']:g} CPUs and "
-                f"{self.needs['GPU']:g} GPUs for a pack: ask for less with --cpus and --gpus."
-            )
+        for node in self.ray.nodes():
+            if node["Alive"] and self._fits(node["Resources"]):
+                return
+        raise UserError(
+            f"No node of the Ray cluster has {self.needs['CPU']:g} CPUs and "
+            f"{self.needs['GPU']:g} GPUs for a pack: ask for less with --cpus and --gpus.",
+            key="--gpus",
+        )
 
-    def _may_go_on(self) -> bool:
+    def _fits(self, resources: Mapping[str, float]) -> bool:
+        return all(resources.get(name, 0) >= need for name, need in self.needs.items())
+
+    def _may_continue(self) -> bool:
         left = self.stop.left
-        return not self.stop.asked and (left is None or left > WAY_HOME + 2 * RESERVE)
+        has_time = left is None or left > RETURN_SECONDS + 2 * RESERVE
+        return has_time and not self.stop.asked
 
     def _send(self, pack: Sequence[Cell]) -> Any:
+        seconds = self.cluster.slice
         left = self.stop.left
-        seconds = self.cluster.slice if left is None else min(self.cluster.slice, left - WAY_HOME)
-        files = [pack_up(self.folder.of(cell)) for cell in pack]
-        parcel = Parcel([self.configs[cell.id] for cell in pack], files, seconds)
-        return self.task.remote(parcel, self.flag)
+        if left is not None:
+            seconds = min(seconds, left - RETURN_SECONDS)
+        configs = [self.configs[cell.id] for cell in pack]
+        files = [read_files(self.folder.of(cell)) for cell in pack]
+        return self.task.remote(PackTask(configs, files, seconds), self.stop_flag)
 
     def _receive(self, ref: Any, pack: Sequence[Cell]) -> list[list[Cell]]:
-        """Store what came home; returns what is to be played next."""
+        """Store what a worker returned; return the packs to run next."""
         try:
-            played: Played = self.ray.get(ref)
+            result: PackResult = self.ray.get(ref)
         except self.ray.exceptions.RayError as error:  # a node or a process died too often
-            last = str(error).strip().splitlines()[-1]
-            played = Played([], 0, 0.0, f"Ray: {type(error).__name__}: {last}")
-        for cell, files in zip(pack, played.files, strict=False):
+            last_line = str(error).strip().splitlines()[-1]
+            result = PackResult([], 0, 0.0, f"Ray: {type(error).__name__}: {last_line}")
+        for cell, files in zip(pack, result.files, strict=False):
             with writing(self.folder.of(cell)):
-                unpack(files, self.folder.of(cell))
-            if self.folder.state(cell) == "done":
-                self.folder.tidy(cell)
-        again = [self.folder.left(pack)]
-        if played.reason:
-            again = split_or_blame(self.folder, pack, played.reason)
-        tally = self.progress.tally
-        tally.measured(tally.work[pack[0].id].group, played.rounds, played.seconds / self.slots())
+                write_files(files, self.folder.of(cell))
+        self.folder.tidy_finished(pack)
+        next_packs = [self.folder.left(pack)]
+        if result.reason:
+            next_packs = self.folder.split_failed_pack(pack, result.reason)
+        status = self.progress.status
+        group = status.work[pack[0].id].group
+        status.measured(group, result.rounds, result.seconds / self.slots())
         for cell in pack:
-            tally.settle(cell.id, self.folder.state(cell), self.folder.played(cell))
-        return again
+            status.settle(cell.id, self.folder.state(cell), self.folder.rounds_run(cell))
+        return next_packs
 
-    def _show(self, out: Mapping[Any, Sequence[Cell]]) -> None:
-        self.progress.run([cell.id for pack in out.values() for cell in pack])
+    def _show(self, running: Mapping[Any, Sequence[Cell]]) -> None:
+        names: list[str] = []
+        for pack in running.values():
+            names += [cell.id for cell in pack]
+        self.progress.run(names)
 
 
-class _Flag:
-    """Lives on the cluster and tells workers to come home early."""
+class _StopFlag:
+    """An actor on the cluster that tells workers to return early."""
 
     def __init__(self) -> None:
-        self.up = False
+        self.is_set = False
 
     def set(self) -> None:
-        """Call everyone home."""
-        self.up = True
+        """Ask all workers to return."""
+        self.is_set = True
 
     def read(self) -> bool:
-        """True where workers should come home."""
-        return self.up
+        """Return whether workers should return."""
+        return self.is_set
 
 
-def _work(parcel: Parcel, flag: Any) -> Played:
-    """Play a parcel on a worker, looking at the flag now and then."""
+def _work(task: PackTask, stop_flag: Any) -> PackResult:
+    """Run a pack on a worker, reading the flag now and then."""
     import ray
 
-    last = time.monotonic()
+    last_read = time.monotonic()
 
-    def called_home() -> bool:
-        nonlocal last
-        if time.monotonic() - last < POLL:
+    def asked_to_stop() -> bool:
+        nonlocal last_read
+        if time.monotonic() - last_read < POLL:
             return False
-        last = time.monotonic()
-        return bool(ray.get(flag.read.remote()))
+        last_read = time.monotonic()
+        return bool(ray.get(stop_flag.read.remote()))
 
-    return play_parcel(parcel, called_home)
+    return run_task(task, asked_to_stop)
 
 
 def join(address: str) -> Any:
@@ -280,22 +305,24 @@ def join(address: str) -> Any:
     except ImportError:
         raise UserError(
             "--engine ray needs the package ray, which is not installed: "
-            "pip install 'ray[default]', or leave --engine out."
+            "pip install 'ray[default]', or leave --engine out.",
+            key="--engine",
         ) from None
     try:
-        _knock(address)
+        _check_listening(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"No Ray cluster answers at --address {address} ({first}): start one with "
-            "`ray start --head`, or leave --engine out."
+            f"No Ray cluster answers at --address {address} ({lines[0].rstrip('.')}): start one "
+            "with `ray start --head`, or leave --engine out.",
+            key="--address",
         ) from None
     return ray
 
 
-def _knock(address: str) -> None:
-    """Raise OSError at once where nobody listens; Ray itself would try for minutes."""
+def _check_listening(address: str) -> None:
+    """Raise OSError at once if nothing listens; Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()

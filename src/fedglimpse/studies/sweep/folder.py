@@ -1,10 +1,10 @@
-"""A sweep's folder: what is to be done, and what has become of every cell.
+"""A sweep's folder: what is to be run, and the state of every cell.
 
     sweep.json        the plan: title, claim, control, targets, cells
     cells/<id>/       a run folder of one seed; summary.json once it is done
     cells/<id>/failed.json   why it could not be run
 
-Nothing in it is bound to a machine or a place: it may be copied and continued elsewhere.
+Nothing in it depends on a machine or a path: it may be copied and resumed elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -26,48 +26,47 @@ from fedglimpse.studies.sweep.plan import Cell, Plan
 from fedglimpse.version import VERSION
 
 FORMAT = 1  # of sweep.json
-State = Literal["done", "failed", "begun", "new"]
+CellStatus = Literal["done", "failed", "begun", "new"]
 
 
 class SweepFolder:
     """The files of one sweep."""
 
     def __init__(self, path: Path) -> None:
-        """Name the folder; nothing is touched."""
-        self.path, self.plan = path, path / "sweep.json"
+        """Name the folder; nothing is read or written."""
+        self.path = path
+        self.plan = path / "sweep.json"
 
     def check(self, plan: Plan) -> None:
-        """Raise UserError where the folder holds something else; nothing is changed."""
+        """Raise UserError if the folder holds something else; nothing is changed."""
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"--out {self.path} is a file: name a folder.")
+            raise UserError(f"--out {self.path} is a file: name a folder.", key="--out")
         if not self.plan.exists():
-            others = [p.name for p in self.path.iterdir()] if self.path.exists() else []
-            if any(not name.endswith((LOCK, ".part")) for name in others):
-                raise UserError(
-                    f"{self.path} holds other files: name a new or empty folder as --out."
-                )
+            self._check_empty()
             return
-        there = self._read_plan()
-        if there.get("format") != FORMAT or there.get("version") != VERSION:
+        stored = self._read_plan()
+        if stored.get("format") != FORMAT or stored.get("version") != VERSION:
             raise UserError(
-                f"{self.path} was written by version {there.get('version')} (format "
-                f"{there.get('format')}), but this is version {VERSION} (format {FORMAT}): "
-                "continue with that version, or name another --out."
+                f"{self.path} was written by version {stored.get('version')} (format "
+                f"{stored.get('format')}), but this is version {VERSION} (format {FORMAT}): "
+                "resume it with that version, or name another --out.",
+                key="--out",
             )
-        difference = _difference(there["cells"], [asdict(c) for c in plan.cells])
+        difference = _difference(stored["cells"], [asdict(cell) for cell in plan.cells])
         if difference:
             raise UserError(
-                f"{self.path} holds another sweep ({difference}): name another --out, or give the "
-                "file as it was."
+                f"{self.path} holds another sweep ({difference}): name another --out, or restore "
+                "the sweep file.",
+                key="--out",
             )
 
     def check_code(self, cells: Iterable[Cell], configs: Mapping[str, Config]) -> None:
-        """Raise UserError where the user's own code is not what cells were played by."""
+        """Raise UserError if the user's own code has changed since cells were run with it."""
         for cell in cells:
             try:
                 RunFolder(self.of(cell)).check_code(configs[cell.id])
             except UserError as error:
-                raise UserError(f"Cell {cell.id}: {error}") from None
+                raise UserError(f"Cell {cell.id}: {error}", key=error.key) from None
 
     def open(self, plan: Plan) -> None:
         """Write the plan; call `check` before, and hold the lock."""
@@ -77,16 +76,14 @@ class SweepFolder:
             (self.path / "cells").mkdir(exist_ok=True)
             if not self.plan.exists() or self.plan.read_text(encoding="utf-8") != text:
                 write_atomically(self.plan, text)
-        for cell in plan.cells:
-            if self.state(cell) == "done":
-                self.tidy(cell)
+        self.tidy_finished(plan.cells)
 
     def of(self, cell: Cell) -> Path:
         """Return the run folder of a cell."""
         return self.path / "cells" / cell.id
 
-    def state(self, cell: Cell) -> State:
-        """Say what has become of a cell."""
+    def state(self, cell: Cell) -> CellStatus:
+        """Return the state of a cell."""
         path = self.of(cell)
         if (path / "summary.json").exists():
             return "done"
@@ -99,59 +96,92 @@ class SweepFolder:
         return [cell for cell in cells if self.state(cell) in ("begun", "new")]
 
     def tidy(self, cell: Cell) -> None:
-        """Pack the records of a finished cell and drop its checkpoint; may be cut anywhere."""
+        """Compress the records of a finished cell and drop its checkpoint; safe to interrupt."""
         path = self.of(cell)
-        rounds, packed = path / "rounds.jsonl", path / "rounds.jsonl.gz"
+        records = path / "rounds.jsonl"
         with writing(path):
-            if rounds.exists():
-                part = path / "rounds.jsonl.gz.part"
-                part.write_bytes(gzip.compress(rounds.read_bytes(), mtime=0))
-                with part.open("rb") as file:
+            if records.exists():
+                temporary = path / "rounds.jsonl.gz.part"
+                temporary.write_bytes(gzip.compress(records.read_bytes(), mtime=0))
+                with temporary.open("rb") as file:
                     os.fsync(file.fileno())
-                part.replace(packed)
-                rounds.unlink()
+                temporary.replace(path / "rounds.jsonl.gz")
+                records.unlink()
             Checkpoint(path).remove()
 
+    def tidy_finished(self, cells: Iterable[Cell]) -> None:
+        """Tidy those of the cells that are done."""
+        for cell in cells:
+            if self.state(cell) == "done":
+                self.tidy(cell)
+
     def fail(self, cell: Cell, reason: str) -> None:
-        """Record why a cell cannot be run; what it has played stays."""
-        with writing(self.of(cell)):
-            self.of(cell).mkdir(parents=True, exist_ok=True)
-            write_atomically(self.of(cell) / "failed.json", json.dumps({"reason": reason}))
+        """Record why a cell cannot be run; its records stay."""
+        path = self.of(cell)
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(path / "failed.json", json.dumps({"reason": reason}))
 
     def reason(self, cell: Cell) -> str:
         """Return why a cell failed."""
-        return str(
-            json.loads((self.of(cell) / "failed.json").read_text(encoding="utf-8"))["reason"]
-        )
+        content = json.loads((self.of(cell) / "failed.json").read_text(encoding="utf-8"))
+        return str(content["reason"])
 
     def forgive(self, cell: Cell) -> None:
-        """Forget a failure, so that the cell is tried again from where it was."""
+        """Forget a failure, so that the cell is tried again from its last checkpoint."""
         (self.of(cell) / "failed.json").unlink(missing_ok=True)
 
-    def played(self, cell: Cell) -> int:
+    def split_failed_pack(self, pack: Sequence[Cell], reason: str) -> list[list[Cell]]:
+        """Return two halves of a failed pack to try again, or record the failure of its only cell.
+
+        Halving finds the cell that fails in a few steps, and also helps if memory was short.
+        """
+        cells = self.left(pack)
+        if not cells:
+            return []
+        if len(cells) == 1:
+            self.fail(cells[0], reason)
+            return []
+        middle = len(cells) // 2
+        return [cells[:middle], cells[middle:]]
+
+    def rounds_run(self, cell: Cell) -> int:
         """Return how many rounds of an unfinished cell are recorded."""
-        rounds = self.of(cell) / "rounds.jsonl"
-        return rounds.read_bytes().count(b"\n") if rounds.exists() else 0
+        records = self.of(cell) / "rounds.jsonl"
+        return records.read_bytes().count(b"\n") if records.exists() else 0
+
+    def _check_empty(self) -> None:
+        if not self.path.exists():
+            return
+        for path in self.path.iterdir():
+            if not path.name.endswith((LOCK, ".part")):
+                raise UserError(
+                    f"{self.path} holds other files: name a new or empty folder as --out.",
+                    key="--out",
+                )
 
     def _read_plan(self) -> dict[str, Any]:
         try:
             return dict(json.loads(self.plan.read_text(encoding="utf-8")))
         except (ValueError, OSError) as error:
             raise UserError(
-                f"{self.plan} cannot be read ({type(error).__name__}): name another --out."
+                f"{self.plan} cannot be read ({type(error).__name__}): name another --out.",
+                key="--out",
             ) from None
 
 
-def _difference(there: list[dict[str, Any]], asked: list[dict[str, Any]]) -> str:
-    """Say where two plans part, or nothing."""
-    old, new = {c["id"]: c for c in there}, {c["id"]: c for c in asked}
-    for name in [*old, *new]:
-        if name not in new:
+def _difference(stored: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first difference between two plans; empty if there is none."""
+    stored_overrides = {cell["id"]: cell["overrides"] for cell in stored}
+    new_overrides = {cell["id"]: cell["overrides"] for cell in planned}
+    for name in [*stored_overrides, *new_overrides]:
+        if name not in new_overrides:
             return f"the file no longer has its cell {name}"
-        if name not in old:
+        if name not in stored_overrides:
             return f"the file has a new cell {name}"
-        before, now = old[name]["overrides"], new[name]["overrides"]
-        for key in [*before, *now]:
-            if before.get(key) != now.get(key):
-                return f"cell {name} had {key}={before.get(key)!r}, now {now.get(key)!r}"
+        old = stored_overrides[name]
+        new = new_overrides[name]
+        for key in [*old, *new]:
+            if old.get(key) != new.get(key):
+                return f"cell {name} had {key}={old.get(key)!r}, now {new.get(key)!r}"
     return ""

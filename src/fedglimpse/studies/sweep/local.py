@@ -1,4 +1,4 @@
-"""Playing a sweep on this machine, pack after pack."""
+"""Running the packs of a sweep on this machine, one after another."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fedglimpse.config.schema import Config
-from fedglimpse.errors import DeviceLost, reason_of
+from fedglimpse.errors import DeviceLost, UserError, reason_of
 from fedglimpse.runs.experiment import Stopped, run_together
-from fedglimpse.studies.sweep.failures import concerns_the_folder, split_or_blame
 from fedglimpse.studies.sweep.folder import SweepFolder
 from fedglimpse.studies.sweep.plan import Cell
 from fedglimpse.studies.sweep.progress import SweepProgress
 from fedglimpse.studies.sweep.stop import Stop
 
 
-def play(
+def run_packs(
     folder: SweepFolder,
     packs: Sequence[Sequence[Cell]],
     configs: Mapping[str, Config],
     stop: Stop,
     progress: SweepProgress,
 ) -> None:
-    """Play packs until all are done or `stop` says so; what is done already is left out."""
+    """Run packs until all are done or `stop` says so; cells that are done are left out."""
     queue = deque(folder.left(pack) for pack in packs)
     while queue:
         pack = queue.popleft()
@@ -34,50 +33,54 @@ def play(
         if not stop.may_begin():
             return
         progress.run([cell.id for cell in pack])
-        stopped, reason = _play_pack(folder, pack, configs, stop, progress)
-        for cell in pack:
-            if folder.state(cell) == "done":
-                folder.tidy(cell)
+        stopped, reason = _run_pack(folder, pack, configs, stop, progress)
+        folder.tidy_finished(pack)
         free_memory()
         if reason:
-            queue.extendleft(reversed(split_or_blame(folder, pack, reason)))
+            queue.extendleft(reversed(folder.split_failed_pack(pack, reason)))
         for cell in pack:
-            progress.tally.settle(cell.id, folder.state(cell), folder.played(cell))
+            progress.status.settle(cell.id, folder.state(cell), folder.rounds_run(cell))
         if stopped:
             return
 
 
-def _play_pack(
+def _run_pack(
     folder: SweepFolder,
     pack: Sequence[Cell],
     configs: Mapping[str, Config],
     stop: Stop,
     progress: SweepProgress,
 ) -> tuple[bool, str]:
-    """Play one pack; returns whether it was stopped, and what went wrong."""
+    """Run one pack; return whether it was stopped, and what went wrong."""
     runs = [(configs[cell.id], folder.of(cell)) for cell in pack]
     try:
         run_together(runs, resume=True, listener=progress, should_stop=stop.after_round)
     except Stopped:
         return True, ""
     except Exception as error:
-        if concerns_the_folder(error):
+        if _is_failed_write(error):
             raise
         reason = reason_of(error)
-        check_device(reason)  # here, where `error` still holds what cannot be freed then
+        # Here, because `error` still refers to memory of the GPU, which a lost GPU cannot free.
+        check_device(reason)
         return False, reason
     return False, ""
 
 
+def _is_failed_write(error: BaseException) -> bool:
+    """Return whether the sweep's folder can no longer be written, which is no cell's fault."""
+    return isinstance(error, UserError) and isinstance(error.__cause__, OSError | RuntimeError)
+
+
 def free_memory() -> None:
-    """Let go of what the last pack held, on the GPU too."""
+    """Free what the last pack held, on the GPU too."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def check_device(reason: str) -> None:
-    """Raise DeviceLost where a GPU answers no more: that ends the sweep and blames no cell."""
+    """Raise DeviceLost if a GPU no longer answers: that ends the sweep and blames no cell."""
     if not torch.cuda.is_available():
         return
     try:
@@ -86,6 +89,6 @@ def check_device(reason: str) -> None:
         return
     except RuntimeError:
         raise DeviceLost(
-            f"The GPU stopped working after '{reason}': run the same command again to go on, with "
-            "--lanes 1 if it comes back."
+            f"The GPU stopped working after '{reason}': rerun the same command to resume, with "
+            "--lanes 1 if it happens again."
         ) from None

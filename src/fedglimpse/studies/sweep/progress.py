@@ -13,27 +13,27 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-LINE_SECONDS = 5.0  # plain lines come no faster than this
+LINE_SECONDS = 5.0  # between two plain lines, at least
 
 
 @dataclass
-class Work:
-    """What is left to do in one cell."""
+class CellWork:
+    """The rounds of one cell that is not done yet."""
 
     group: str  # cells of a group take about the same time for a round
     rounds: int
-    played: int
+    rounds_run: int
 
     @property
     def left(self) -> int:
         """Rounds left."""
-        return max(self.rounds - self.played, 0)
+        return max(self.rounds - self.rounds_run, 0)
 
 
-class Tally:
-    """Counts cells and foresees the end from the pace of every group so far."""
+class SweepStatus:
+    """Counts cells and estimates the end from the pace of every group so far."""
 
-    def __init__(self, work: Mapping[str, Work], done: int, failed: int) -> None:
+    def __init__(self, work: Mapping[str, CellWork], done: int, failed: int) -> None:
         """Start counting.
 
         Args:
@@ -41,68 +41,87 @@ class Tally:
             done: cells that were done before.
             failed: cells that failed before.
         """
-        self.work, self.done, self.failed = dict(work), done, failed
+        self.work = dict(work)
+        self.done = done
+        self.failed = failed
         self.running: list[str] = []
-        self.rounds = ""  # which rounds are being played
-        self._ahead: Counter[str] = Counter()  # rounds of running cells, by group
-        self._rounds: Counter[str] = Counter()  # rounds measured, by group
-        self._seconds: dict[str, float] = {}  # and what they took
+        self.current_round = ""  # such as `round 3 of 60`
+        self._rounds_of_running: Counter[str] = Counter()  # by group
+        self._measured_rounds: Counter[str] = Counter()  # by group
+        self._measured_seconds: dict[str, float] = {}
 
     def run(self, cells: Sequence[str]) -> None:
-        """These cells are being played now."""
-        self.running, self.rounds = list(cells), ""
-        self._ahead.clear()
+        """Note which cells are running now."""
+        self.running = list(cells)
+        self.current_round = ""
+        self._rounds_of_running.clear()
 
     def measured(self, group: str, rounds: int, seconds: float) -> None:
-        """So many rounds of running cells took so long."""
-        self._ahead[group] += rounds
-        self._rounds[group] += rounds
-        self._seconds[group] = self._seconds.get(group, 0.0) + seconds
+        """Note how long some rounds of running cells took."""
+        self._rounds_of_running[group] += rounds
+        self._measured_rounds[group] += rounds
+        self._measured_seconds[group] = self._measured_seconds.get(group, 0.0) + seconds
 
-    def settle(self, cell: str, state: str, played: int = 0) -> None:
-        """A cell is no longer played: it is done, failed, or stopped after `played` rounds."""
+    def settle(self, cell: str, state: str, rounds_run: int = 0) -> None:
+        """Note that a cell no longer runs: it is done, failed, or stopped after some rounds."""
         self.running = [name for name in self.running if name != cell]
-        if state in ("done", "failed"):
-            self.work.pop(cell, None)
-            self.done, self.failed = self.done + (state == "done"), self.failed + (state != "done")
+        if state == "done":
+            self.done += 1
+        elif state == "failed":
+            self.failed += 1
         else:
-            self.work[cell].played = played
+            self.work[cell].rounds_run = rounds_run
+            return
+        self.work.pop(cell, None)
 
-    def eta(self) -> float | None:
-        """Return the seconds left, or None before anything was measured."""
-        rounds = sum(self._rounds.values())
+    def seconds_left(self) -> float | None:
+        """Return the estimated seconds left, or None before anything was measured."""
+        rounds = self._measured_rounds.total()
         if not rounds:
             return None
-        overall = sum(self._seconds.values()) / rounds
-        left = Counter({g: -n for g, n in self._ahead.items()})
+        overall_pace = sum(self._measured_seconds.values()) / rounds
+        rounds_left: Counter[str] = Counter()
         for work in self.work.values():
-            left[work.group] += work.left
-        pace = {g: self._seconds[g] / n for g, n in self._rounds.items()}
-        return sum(max(n, 0) * pace.get(g, overall) for g, n in left.items())
+            rounds_left[work.group] += work.left
+        rounds_left.subtract(self._rounds_of_running)
+        seconds = 0.0
+        for group, count in rounds_left.items():
+            pace = overall_pace
+            if group in self._measured_rounds:
+                pace = self._measured_seconds[group] / self._measured_rounds[group]
+            seconds += max(count, 0) * pace
+        return seconds
 
     def text(self) -> str:
         """Return one line."""
         running = len(self.running)
-        parts = [f"{self.done} done", f"{running} running", f"{len(self.work) - running} left"]
-        parts += [f"{self.failed} failed"] if self.failed else []
-        parts += [self.rounds] if self.rounds else []
-        eta = self.eta()
-        parts += [] if eta is None else [f"{spell(eta)} to go"]
-        return "cells: " + ", ".join(parts)
+        counts = [f"{self.done} done", f"{running} running", f"{len(self.work) - running} left"]
+        if self.failed:
+            counts.append(f"{self.failed} failed")
+        if self.current_round:
+            counts.append(self.current_round)
+        seconds = self.seconds_left()
+        if seconds is not None:
+            counts.append(f"{duration(seconds)} to go")
+        return "cells: " + ", ".join(counts)
 
 
 class SweepProgress:
-    """Shows a tally, and listens to the rounds of a pack."""
+    """Shows the status, and listens to the rounds of a pack."""
 
     def __init__(
-        self, tally: Tally, quiet: bool, clock: Callable[[], float] = time.monotonic
+        self, status: SweepStatus, quiet: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Choose how to show it: nothing, a line on a terminal, lines elsewhere."""
-        self.tally, self._clock = tally, clock
-        self._lines = not quiet and not sys.stderr.isatty()
-        self._live = None if quiet or self._lines else Live(console=Console(stderr=True))
-        self._shown = -LINE_SECONDS
-        self._last, self._total = clock(), 0
+        self.status = status
+        self._clock = clock
+        self._plain_lines = not quiet and not sys.stderr.isatty()
+        self._live: Live | None = None
+        if not quiet and not self._plain_lines:
+            self._live = Live(console=Console(stderr=True))
+        self._last_line = -LINE_SECONDS
+        self._last_round = clock()
+        self._total_rounds = 0
 
     def __enter__(self) -> SweepProgress:
         if self._live is not None:
@@ -115,36 +134,38 @@ class SweepProgress:
             self._live.stop()
 
     def run(self, cells: Sequence[str]) -> None:
-        """These cells are being played."""
-        self.tally.run(cells)
+        """Note which cells are running now."""
+        self.status.run(cells)
         self.show()
 
     def begin(self, name: str, done: int, total: int) -> None:
-        """A pack is ready to play."""
-        self._last, self._total = self._clock(), total
+        """A pack starts, or resumes after `done` of `total` rounds."""
+        self._last_round = self._clock()
+        self._total_rounds = total
 
     def round(self, records: Sequence[dict[str, Any]]) -> None:
-        """A round of a pack has ended: one record for each of its cells that was still going."""
+        """A round of a pack has ended: one record for each of its cells that is still running."""
         now = self._clock()
-        group = self.tally.work[self.tally.running[0]].group
-        self.tally.measured(group, len(records), now - self._last)
-        self._last = now
-        self.tally.rounds = f"round {min(r['round'] for r in records) + 1} of {self._total}"
+        group = self.status.work[self.status.running[0]].group
+        self.status.measured(group, len(records), now - self._last_round)
+        self._last_round = now
+        number = min(record["round"] for record in records) + 1
+        self.status.current_round = f"round {number} of {self._total_rounds}"
         self.show()
 
     def end(self) -> None:
         """A pack has ended or was stopped."""
 
     def show(self, now: bool = False) -> None:
-        """Show the tally, if it was not shown a moment ago."""
+        """Show the status; plain lines only if none was printed a moment ago."""
         if self._live is not None:
-            self._live.update(Text(self.tally.text()))
-        elif self._lines and (now or self._clock() - self._shown >= LINE_SECONDS):
-            self._shown = self._clock()
-            print(self.tally.text(), file=sys.stderr, flush=True)
+            self._live.update(Text(self.status.text()))
+        elif self._plain_lines and (now or self._clock() - self._last_line >= LINE_SECONDS):
+            self._last_line = self._clock()
+            print(self.status.text(), file=sys.stderr, flush=True)
 
 
-def spell(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a time in the unit a person would use."""
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""A sweep from its file to its folder."""
+"""A sweep from its plan to its folder."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ from fedglimpse.runs.preflight import Readiness
 from fedglimpse.runs.signals import stop_on_signals
 from fedglimpse.storage.lock import locked
 from fedglimpse.studies.sweep import local
+from fedglimpse.studies.sweep.choose import (
+    begun_first,
+    cell_filter,
+    check_reusable,
+    copy_finished,
+    make_packs,
+    not_finished_in,
+)
 from fedglimpse.studies.sweep.folder import SweepFolder
-from fedglimpse.studies.sweep.packs import begun_first, make_packs, wanted
 from fedglimpse.studies.sweep.plan import Cell, Plan, configs_of
-from fedglimpse.studies.sweep.progress import SweepProgress, Tally, Work
-from fedglimpse.studies.sweep.reuse import check_source, not_in, take_over
+from fedglimpse.studies.sweep.progress import CellWork, SweepProgress, SweepStatus
 from fedglimpse.studies.sweep.stop import Stop
 
-BYTES_OF_A_ROUND = 250  # of a finished cell, packed
+BYTES_OF_A_ROUND = 250  # of a finished cell, compressed
 BYTES_OF_A_LANE = 32e6  # of a running cell: its records and two checkpoints, generously
 
-Play = Callable[
+Engine = Callable[
     [SweepFolder, Sequence[Sequence[Cell]], Mapping[str, Config], Stop, SweepProgress], None
 ]
 
 
 @dataclass(frozen=True)
-class How:
+class SweepOptions:
     """How a sweep is run; results do not depend on it."""
 
     only: Sequence[str] = ()  # `key=value` words: which cells
@@ -41,14 +47,14 @@ class How:
     lanes: int | None = None  # most cells in a pack; None: what suits the device
     extra: Mapping[str, Any] = field(default_factory=dict)  # engine.*, checkpoint.*, log.*
     reuse: Sequence[Path] = ()  # folders of other sweeps to take finished cells from
-    without: Sequence[Path] = ()  # studies whose finished runs are not to be played again
+    without: Sequence[Path] = ()  # studies whose finished runs are left out
     retry_failed: bool = False
     quiet: bool = False
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How far a sweep has come, of the cells that were asked for."""
+class SweepOutcome:
+    """How far a sweep has come, of the cells that were chosen."""
 
     done: int
     left: int
@@ -58,74 +64,100 @@ class Ended:
     interrupted: bool  # by a signal
 
 
-def run_sweep(plan: Plan, out: Path, how: How | None = None, play: Play = local.play) -> Ended:
-    """Play the cells of a plan that are not done yet, and store each as it finishes.
+def run_sweep(
+    plan: Plan,
+    out: Path,
+    options: SweepOptions | None = None,
+    run_packs: Engine = local.run_packs,
+) -> SweepOutcome:
+    """Run the cells of a plan that are not done yet, and store each as it finishes.
 
     Args:
         plan: what is to be run.
-        out: the sweep's folder; what is there already is kept and gone on with.
-        how: budget, choice of cells and the like.
-        play: where packs are computed; another engine brings its own.
+        out: the sweep's folder; a sweep that is already there is resumed.
+        options: budget, choice of cells and the like.
+        run_packs: where packs are computed; another engine brings its own.
 
     Raises:
-        UserError: before anything is written, where the sweep cannot be run there.
+        UserError: before anything is written, if the sweep cannot be run there.
     """
-    how = how or How()
-    _check_extra(how.extra)
-    folder, stop = SweepFolder(out), Stop(how.budget)
+    options = options or SweepOptions()
+    _check_extra(options.extra)
+    folder = SweepFolder(out)
+    stop = Stop(options.budget)
     folder.check(plan)
-    for source in how.reuse:
-        check_source(source)
-    fits = wanted(how.only)
-    configs = configs_of(plan.cells, how.extra)
+    for source in options.reuse:
+        check_reusable(source)
+    configs = configs_of(plan.cells, options.extra)
     folder.check_code(plan.cells, configs)
-    cells = [cell for cell in plan.cells if fits(cell, configs[cell.id])]
+    chosen = _chosen_cells(plan, configs, options.only)
+    cells = not_finished_in(chosen, configs, options.without)
+    left_out = len(chosen) - len(cells)
     if not cells:
-        raise UserError(
-            f"--only {' '.join(how.only)} leaves no cell of the sweep: it has the variants "
-            f"{', '.join(dict.fromkeys(c.variant for c in plan.cells))} in the settings "
-            f"{'; '.join(dict.fromkeys(c.setting for c in plan.cells))}."
-        )
-    asked = len(cells)
-    cells = not_in(cells, configs, how.without)
-    if not cells:
-        return Ended(0, 0, {}, reused=0, left_out=asked, interrupted=False)
-    unfinished = ("begun", "new", "failed") if how.retry_failed else ("begun", "new")
-    to_play = [cell for cell in cells if folder.state(cell) in unfinished]
-    _check_cells(to_play, configs, Readiness(here=play is local.play))
-    packs = make_packs(cells, configs, how.lanes)
-    _check_room(out, [configs[cell.id] for cell in folder.left(cells)], max(map(len, packs)))
+        return SweepOutcome(0, 0, {}, reused=0, left_out=left_out, interrupted=False)
+    here = run_packs is local.run_packs
+    _check_cells(_unfinished(folder, cells, options.retry_failed), configs, Readiness(here=here))
+    packs = make_packs(cells, configs, options.lanes)
+    _check_disk(out, [configs[cell.id] for cell in folder.left(cells)], max(map(len, packs)))
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with locked(out, "sweep"):
         folder.check(plan)
         folder.open(plan)
-        reused = take_over(folder, cells, configs, how.reuse)
-        for cell in cells if how.retry_failed else []:
-            folder.forgive(cell)
+        reused = copy_finished(folder, cells, configs, options.reuse)
+        if options.retry_failed:
+            for cell in cells:
+                folder.forgive(cell)
         packs = begun_first(packs, lambda cell: folder.state(cell) == "begun")
-        with (
-            stop_on_signals(stop.request),
-            SweepProgress(_tally(folder, cells, configs), how.quiet) as progress,
-        ):
-            play(folder, packs, configs, stop, progress)
-    return Ended(
-        done=sum(folder.state(cell) == "done" for cell in cells),
-        left=len(folder.left(cells)),
-        failed={c.id: folder.reason(c) for c in cells if folder.state(c) == "failed"},
-        reused=reused,
-        left_out=asked - len(cells),
-        interrupted=stop.asked,
-    )
+        status = _status(folder, cells, configs)
+        with stop_on_signals(stop.request), SweepProgress(status, options.quiet) as progress:
+            run_packs(folder, packs, configs, stop, progress)
+    return _outcome(folder, cells, reused, left_out, stop.asked)
 
 
-def _tally(folder: SweepFolder, cells: Sequence[Cell], configs: Mapping[str, Config]) -> Tally:
+def _chosen_cells(plan: Plan, configs: Mapping[str, Config], only: Sequence[str]) -> list[Cell]:
+    matches = cell_filter(only)
+    cells = [cell for cell in plan.cells if matches(cell, configs[cell.id])]
+    if not cells:
+        variants = dict.fromkeys(cell.variant for cell in plan.cells)
+        settings = dict.fromkeys(cell.setting for cell in plan.cells)
+        raise UserError(
+            f"--only {' '.join(only)} leaves no cell of the sweep: it has the variants "
+            f"{', '.join(variants)} in the settings {'; '.join(settings)}.",
+            key="--only",
+        )
+    return cells
+
+
+def _unfinished(folder: SweepFolder, cells: Sequence[Cell], with_failed: bool) -> list[Cell]:
+    states = ("begun", "new", "failed") if with_failed else ("begun", "new")
+    return [cell for cell in cells if folder.state(cell) in states]
+
+
+def _status(
+    folder: SweepFolder, cells: Sequence[Cell], configs: Mapping[str, Config]
+) -> SweepStatus:
     states = [folder.state(cell) for cell in cells]
-    work = {
-        cell.id: Work(configs[cell.id].data.name, configs[cell.id].rounds, folder.played(cell))
-        for cell in folder.left(cells)
-    }
-    return Tally(work, states.count("done"), states.count("failed"))
+    work: dict[str, CellWork] = {}
+    for cell in folder.left(cells):
+        config = configs[cell.id]
+        work[cell.id] = CellWork(config.data.name, config.rounds, folder.rounds_run(cell))
+    return SweepStatus(work, states.count("done"), states.count("failed"))
+
+
+def _outcome(
+    folder: SweepFolder, cells: Sequence[Cell], reused: int, left_out: int, interrupted: bool
+) -> SweepOutcome:
+    done = 0
+    failed: dict[str, str] = {}
+    for cell in cells:
+        state = folder.state(cell)
+        if state == "done":
+            done += 1
+        elif state == "failed":
+            failed[cell.id] = folder.reason(cell)
+    left = len(cells) - done - len(failed)
+    return SweepOutcome(done, left, failed, reused, left_out, interrupted)
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
@@ -133,33 +165,42 @@ def _check_extra(extra: Mapping[str, Any]) -> None:
         if not name.startswith(FREE_TO_CHANGE):
             raise UserError(
                 f"--set {name}: results depend on it, so it belongs into the sweep file; --set "
-                f"takes keys that begin with {', '.join(FREE_TO_CHANGE)}."
+                f"takes keys that begin with {', '.join(FREE_TO_CHANGE)}.",
+                key=name,
             )
     try:
         check(resolve(extra))
     except UserError as error:
-        raise UserError(f"--set: {error}") from None
+        raise UserError(f"--set: {error}", key=error.key) from None
 
 
 def _check_cells(
     cells: Sequence[Cell], configs: Mapping[str, Config], readiness: Readiness
 ) -> None:
     """Raise UserError for the first cell that cannot be run; seeds share the work."""
-    for cell in {(c.setting, c.variant): c for c in cells}.values():
+    checked: set[tuple[str, str]] = set()
+    for cell in cells:
+        if (cell.setting, cell.variant) in checked:
+            continue
+        checked.add((cell.setting, cell.variant))
         try:
             readiness.check(configs[cell.id])
         except UserError as error:
-            raise UserError(f"Setting '{cell.setting}', '{cell.variant}': {error}") from error
+            raise UserError(
+                f"Setting '{cell.setting}', '{cell.variant}': {error}", key=error.key
+            ) from error
 
 
-def _check_room(out: Path, configs: Sequence[Config], lanes: int) -> None:
-    """Raise UserError where the disk has no room for what is left."""
-    there = next(path for path in [out, *out.absolute().parents] if path.exists())
-    free = shutil.disk_usage(there).free
-    need = BYTES_OF_A_LANE * min(lanes, len(configs))
-    need += sum(BYTES_OF_A_ROUND * config.rounds for config in configs)
-    if need > free:
+def _check_disk(out: Path, configs: Sequence[Config], lanes: int) -> None:
+    """Raise UserError if the disk has no room for the cells that are left."""
+    needed = BYTES_OF_A_LANE * min(lanes, len(configs))
+    for config in configs:
+        needed += BYTES_OF_A_ROUND * config.rounds
+    existing = next(path for path in [out, *out.absolute().parents] if path.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
         raise UserError(
-            f"The sweep needs about {need / 1e6:.0f} MB at {out}, but {free / 1e6:.0f} MB are "
-            "free: make room, name another --out, or run less at a time with --lanes and --only."
+            f"The sweep needs about {needed / 1e6:.0f} MB at {out}, but {free / 1e6:.0f} MB are "
+            "free: make room, name another --out, or run less at a time with --lanes and --only.",
+            key="--out",
         )

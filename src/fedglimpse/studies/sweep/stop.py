@@ -1,4 +1,4 @@
-"""When a sweep stops: its budget is nearly spent, or someone asked it to."""
+"""When a sweep stops: its budget is nearly spent, or a signal asked it to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RESERVE = 1.0  # seconds kept for what cannot be measured beforehand
 
 
 class Stop:
-    """Says after every round whether to go on.
+    """Says after every round whether to continue.
 
     It keeps back twice the longest time between two rounds (one more round, and the checkpoints of
     all lanes), and begins no pack that would not get to its first round.
@@ -26,38 +26,47 @@ class Stop:
             budget: seconds; None: no limit.
             clock: for tests.
         """
-        if budget is not None and not budget > RESERVE:  # nan is not
+        if budget is not None and not budget > RESERVE:  # also refuses nan
             raise UserError(
                 f"--budget {budget:g} leaves no time for a single round: give a number of seconds "
-                f"above {RESERVE:g}."
+                f"above {RESERVE:g}.",
+                key="--budget",
             )
-        self._clock, self._end = clock, None if budget is None else clock() + budget
         self.asked = False  # by a signal
-        self._last: float | None = None  # when the last round of this pack ended
-        self._begun = clock()
-        self._longest_round = self._longest_start = 0.0
+        self._clock = clock
+        self._deadline = None if budget is None else clock() + budget
+        self._pack_began = clock()
+        self._last_round: float | None = None  # when the last round of this pack ended
+        self._longest_round = 0.0
+        self._longest_start = 0.0
 
     @property
     def left(self) -> float | None:
         """Seconds left of the budget; None without one."""
-        return None if self._end is None else self._end - self._clock()
+        return None if self._deadline is None else self._deadline - self._clock()
 
     def request(self) -> None:
         """Stop after the current round."""
         self.asked = True
 
     def may_begin(self) -> bool:
-        """True where another pack can be begun; it is taken as begun now."""
-        self._begun, self._last = self._clock(), None
-        return not self.asked and (self.left is None or self.left > self._longest_start + RESERVE)
+        """Return whether another pack can begin; it counts as begun now."""
+        self._pack_began = self._clock()
+        self._last_round = None
+        return not self.asked and self._has_more_than(self._longest_start + RESERVE)
 
     def after_round(self) -> bool:
-        """True where the round that has just ended must be the last."""
+        """Return whether the round that has just ended must be the last."""
         now = self._clock()
-        if self._last is None:
-            self._longest_start = max(self._longest_start, now - self._begun)
+        if self._last_round is None:
+            self._longest_start = max(self._longest_start, now - self._pack_began)
         else:
-            self._longest_round = max(self._longest_round, now - self._last)
-        self._last = now
-        kept = 2 * self._longest_round + RESERVE
-        return self.asked or (self.left is not None and self.left < kept)
+            self._longest_round = max(self._longest_round, now - self._last_round)
+        self._last_round = now
+        left = self.left
+        is_short = left is not None and left < 2 * self._longest_round + RESERVE
+        return self.asked or is_short
+
+    def _has_more_than(self, seconds: float) -> bool:
+        left = self.left
+        return left is None or left > seconds

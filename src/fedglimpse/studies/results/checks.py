@@ -1,0 +1,189 @@
+"""Checks of the values in stored files; each raises ValueError with the name and the value.
+
+Readers turn the ValueError into one sentence that names the file.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from fedglimpse.runs.summary import COSTS
+from fedglimpse.studies.results.study import CellName, CellResult, CellState, Partition
+from fedglimpse.studies.results.trace import Moment, RunTrace
+from fedglimpse.studies.statistics.condense import Climb, Curve, Facts
+from fedglimpse.studies.statistics.participation import Participation
+
+Check = Callable[[Any], bool]
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is a whole number from 0."""
+    return type(value) is int and value >= 0
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_integer(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_accuracy(value: object) -> bool:
+    return is_number(value) and 0 < value <= 1  # type: ignore[operator]
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _list_of(check: Check) -> Check:
+    return lambda values: isinstance(values, list | tuple) and all(map(check, values))
+
+
+_is_list_of_numbers = _list_of(is_number)
+_is_list_of_counts = _list_of(is_count)
+
+
+def need(is_right: bool, name: str, value: object, expected: str) -> None:
+    """Raise ValueError with the name, the value and what it must be, unless it is right."""
+    if not is_right:
+        raise ValueError(f"`{name}` is {reprlib.repr(value)}, which must be {expected}")
+
+
+def _need_all(
+    values: object, names: Iterable[str], check: Check, expected: str, prefix: str = ""
+) -> None:
+    """Check several attributes of an object in the same way."""
+    for name in names:
+        value = getattr(values, name)
+        need(check(value), f"{prefix}{name}", value, expected)
+
+
+def check_head(head: Mapping[str, Any]) -> None:
+    """Check what comes before the cells, in a stored study as in a sweep's plan.
+
+    Published figures are only checked to be a table: `--paper` may still replace those of a plan.
+    """
+    for name in ("title", "claim"):
+        need(_is_text(head.get(name, "")), name, head.get(name), "a text")
+    control = head.get("control")
+    need(_optional(_is_text)(control), "control", control, "the name of a variant")
+    targets = head.get("targets") or {}
+    need(_is_table(targets), "targets", targets, "a table of accuracies, setting by setting")
+    for setting, target in targets.items():
+        need(_is_accuracy(target), f"targets.{setting}", target, "an accuracy in (0, 1]")
+    paper = head.get("paper")
+    need(_optional(_is_table)(paper), "paper", paper, "a table of published figures")
+
+
+def check_unique(names: Iterable[CellName]) -> None:
+    """Check that each seed of a variant in a setting occurs once: none may hide another."""
+    seen: set[CellName] = set()
+    for name in names:
+        if name in seen:
+            setting, variant, seed = name
+            raise ValueError(
+                f"setting '{setting}', variant '{variant}', seed {seed} is there twice"
+            )
+        seen.add(name)
+
+
+def check_cell(cell: CellResult) -> None:
+    """Check a cell of a stored study."""
+    _need_all(cell, ("id", "setting", "variant", "reason"), _is_text, "a text")
+    _need_all(cell, ("seed",), _is_integer, "a whole number")
+    need(cell.state in get_args(CellState), "state", cell.state, f"one of {get_args(CellState)}")
+    _need_all(cell, ("config", "environment"), _is_table, "a table")
+    _need_all(cell, ("theory",), _optional(_is_table), "a table")
+    if cell.config:
+        for name in ("preset", "method", "data.name"):
+            need(_is_text(cell.config.get(name)), f"config.{name}", cell.config.get(name), "a text")
+        rounds = cell.config.get("rounds")
+        need(is_count(rounds), "config.rounds", rounds, "a whole number")
+    if cell.facts is not None:
+        _check_facts(cell.facts)
+    if cell.participation is not None:
+        _check_participation(cell.participation)
+    if cell.trace is not None:
+        _check_trace(cell.trace)
+
+
+def _check_facts(facts: Facts) -> None:
+    optional = ("accuracy", "macro_f1", "over_rounds", "best", "reward")
+    _need_all(facts, optional, _optional(is_number), "a number")
+    _need_all(facts, ("first_tenth", "throughout"), _optional(is_number), "a number")
+    _need_all(facts, ("rejected", "seconds", "diverged"), is_number, "a number")
+    _check_columns("curve", facts.curve, ("rounds", "accuracy", "smooth"))
+    _check_columns("climb", facts.climb, ("rounds", "heights"))
+    _need_all(facts.climb, ("played",), is_count, "a whole number", "climb.")
+    for name in COSTS:
+        total = facts.climb.totals[name]
+        need(is_number(total), f"totals.{name}", total, "a number")
+
+
+def _check_columns(prefix: str, table: Curve | Climb, names: Sequence[str]) -> None:
+    """Check that all columns are as long as the column of rounds."""
+    columns: dict[str, Any] = {name: getattr(table, name) for name in names}
+    for name in COSTS:
+        columns[name] = table.costs[name]
+    for name, column in columns.items():
+        is_right = _is_list_of_numbers(column) and len(column) == len(table.rounds)
+        need(is_right, f"{prefix}.{name}", column, "a list of numbers, one for each stored round")
+
+
+def _check_participation(participation: Participation) -> None:
+    for name in ("seen", "chosen"):
+        counts = getattr(participation, name)
+        is_right = _is_list_of_counts(counts) and 0 < len(counts) == len(participation.seen)
+        need(is_right, f"participation.{name}", counts, "a list of counts, one for each client")
+    _need_all(participation, ("classes_covered",), _optional(is_number), "a number")
+
+
+def _check_trace(trace: RunTrace) -> None:
+    _need_all(trace, ("clients", "rounds"), is_count, "a count", "trace.")
+    _need_all(trace, ("visible", "selected"), _is_text, "a text", "trace.")
+    for moment in trace.moments:
+        _check_moment(moment)
+
+
+def _check_moment(moment: Moment) -> None:
+    _need_all(moment, ("round",), is_count, "a whole number", "moment.")
+    ids = ("clients", "chosen")
+    _need_all(moment, ids, _is_list_of_counts, "a list of client numbers", "moment.")
+    is_right = _is_list_of_numbers(moment.q) and len(moment.q) == len(moment.clients)
+    need(is_right, "moment.q", moment.q, "a list of numbers, one for each client")
+    _need_all(moment, ("epsilon",), _optional(is_number), "a number", "moment.")
+
+
+def check_partition(partition: Partition) -> None:
+    """Check the class counts of clients in a stored study."""
+    _need_all(partition, ("setting",), _is_text, "a text", "partition.")
+    _need_all(partition, ("seed",), _is_integer, "a whole number", "partition.")
+    check_counts("partition.counts", partition.counts)
+
+
+def check_counts(name: str, counts: object) -> None:
+    """Check class counts: at least one client, all with the same number of classes."""
+    is_right = isinstance(counts, list) and bool(counts) and _are_rows(counts)
+    need(is_right, name, counts, "a list with the class counts of every client")
+
+
+def _are_rows(rows: Sequence[object]) -> bool:
+    lengths: set[int] = set()
+    for row in rows:
+        is_right = isinstance(row, list) and _is_list_of_counts(row)
+        lengths.add(len(row) if is_right else 0)  # type: ignore[arg-type]
+    return len(lengths) == 1 and 0 not in lengths

@@ -1,0 +1,181 @@
+"""The files of one run folder, checked before anything is computed from them.
+
+Records (`rounds.jsonl`, compressed or not), small JSON files, and how many examples of each class
+every client holds: read from `partition.json`, or computed again from the configuration.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedglimpse.config.loading import StoredConfig, read_stored, read_toml
+from fedglimpse.data.dataset import Dataset
+from fedglimpse.data.sources import load
+from fedglimpse.errors import UserError
+from fedglimpse.runs.build import population_of
+from fedglimpse.studies.results.checks import check_counts
+from fedglimpse.types import RECORD_FIELDS, RoundRecord
+from fedglimpse.version import VERSION
+
+CLIENT_FIELDS = tuple(name for name, kind in RECORD_FIELDS.items() if kind == "clients")
+MOST_CLIENTS = 10_000  # a larger population is not listed client by client
+
+Counts = list[list[int]]  # [N, C]
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Return the complete records of a run folder, compressed or not; raises UserError."""
+    path = records_file(folder)
+    if not path.exists():
+        return []
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): restore it, or delete "
+            f"{folder} and run it again."
+        ) from None
+    complete = content[: content.rfind(b"\n") + 1]
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(complete.split(b"\n")[:-1], 1):
+        records.append(_read_record(line, path, number))
+    _check_order(records, path)
+    return records
+
+
+def records_file(folder: Path) -> Path:
+    """Return the file that holds, or would hold, the records of a run folder."""
+    packed = folder / "rounds.jsonl.gz"
+    return packed if packed.exists() else folder / "rounds.jsonl"
+
+
+def _read_record(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record: Any = json.loads(line)
+    except ValueError:
+        record = None  # which `from_json` refuses
+    try:
+        RoundRecord.from_json(record)
+    except ValueError as error:
+        raise UserError(
+            f"{path}, line {number} is not the record of a round ({error}): restore the file, or "
+            f"delete {path.parent} and run it again."
+        ) from None
+    return dict(record)
+
+
+def _check_order(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Raise UserError if a round of a seed is repeated or missing."""
+    next_round: dict[tuple[int, int], int] = {}
+    for number, record in enumerate(records, 1):
+        lane = record["lane"], record["seed"]
+        expected = next_round.get(lane, 0)
+        if record["round"] != expected:
+            repeated = record["round"] < expected
+            problem = "a second time" if repeated else f"before round {expected}"
+            fix = "delete that line" if repeated else "restore the file"
+            raise UserError(
+                f"{path}, line {number} holds round {record['round']} of seed {record['seed']} "
+                f"{problem}: {fix}, or delete {path.parent} and run it again."
+            )
+        next_round[lane] = expected + 1
+
+
+def check_clients(records: Sequence[Mapping[str, Any]], clients: int, folder: Path) -> None:
+    """Raise UserError if a record names a client that the run does not have."""
+    for record in records:
+        for name in CLIENT_FIELDS:
+            highest = max(record[name], default=0)
+            if highest >= clients:
+                raise UserError(
+                    f"{records_file(folder)} names client {highest} in round {record['round']} of "
+                    f"seed {record['seed']}, but there are {clients}, from 0: restore it and "
+                    f"config.toml, or delete {folder} and run it again."
+                )
+
+
+def read_config(folder: Path) -> StoredConfig:
+    """Return the configuration of a run folder; raises UserError if this version cannot read it."""
+    try:
+        return read_stored(read_toml(folder / "config.toml"))
+    except UserError as error:
+        raise UserError(
+            f"{folder} cannot be read by version {VERSION}: {error} Report it with the version "
+            "that made it."
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the table in a file, an empty one if there is no file; raises UserError."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = f" ({error.strerror})" if isinstance(error, OSError) else ""
+        raise UserError(f"{path} is not valid JSON{reason}: restore or delete it.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no table of names and values: restore or delete it.")
+    return content
+
+
+class ClassCounts:
+    """Examples of each class that clients hold; datasets and partitions are made only once."""
+
+    def __init__(self) -> None:
+        """Create empty caches."""
+        self._datasets: dict[str, Dataset | None] = {}
+        self._computed: dict[tuple[Any, ...], Counts | None] = {}
+
+    def of(self, folder: Path, config: Mapping[str, Any], seed: int) -> Counts | None:
+        """Return the class counts of one seed's clients; None if the data is not available.
+
+        Raises UserError for a damaged `partition.json`.
+        """
+        stored = folder / "partition.json"
+        if stored.exists():
+            return _read_counts(stored, str(seed))
+        data_keys = sorted((k, v) for k, v in config.items() if k.startswith("data."))
+        key = (*data_keys, seed)
+        if key not in self._computed:
+            self._computed[key] = self._compute(config, seed)
+        return self._computed[key]
+
+    def _compute(self, config: Mapping[str, Any], seed: int) -> Counts | None:
+        dataset = self._dataset(str(config["data.name"]))
+        if dataset is None or config["data.clients"] > MOST_CLIENTS:
+            return None
+        try:
+            population = population_of(read_stored(config).config, dataset, seed)
+        except UserError:  # such as clients of a Flower federation, which have data of their own
+            return None
+        counts: Counts = population.label_histogram(torch.arange(population.num_clients)).tolist()
+        return counts
+
+    def _dataset(self, name: str) -> Dataset | None:
+        if name not in self._datasets:
+            try:
+                self._datasets[name] = load(name)
+            except UserError:  # results can be read on a machine that does not have the data
+                self._datasets[name] = None
+        return self._datasets[name]
+
+
+def _read_counts(path: Path, seed: str) -> Counts | None:
+    counts: Counts | None = read_json(path).get(seed)
+    if counts is None:
+        return None
+    try:
+        check_counts(seed, counts)
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): restore or delete it.") from None
+    return counts
