@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from fedglimpse import rng
-from fedglimpse.errors import UserError
 from fedglimpse.federation.sketches import TILE, CountSketch, GaussianSketch, Sketch, build_sketch
 
 SIZE = 3 * TILE + 17  # several tiles and a part of one
@@ -16,8 +15,8 @@ def rows(count: int, size: int = SIZE) -> Tensor:
     return torch.randn(count, size, generator=rng.generator(0, "test-rows"))
 
 
-def close(got: Tensor, wanted: Tensor) -> bool:
-    return bool((got - wanted).norm() <= 1e-5 * wanted.norm())
+def close(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).norm() <= 1e-5 * expected.norm())
 
 
 @KINDS
@@ -141,15 +140,7 @@ def test_gpu_agrees_with_cpu(kind: str) -> None:
         assert close(out.cpu(), sketch(x))
 
 
-def test_bad_arguments() -> None:
-    with pytest.raises(UserError, match="Did you mean 'gaussian'"):
-        build_sketch("gausian", 10)
-    with pytest.raises(UserError, match="scale 'max'"):
-        GaussianSketch(10, scale="max")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="0 floats"):
-        CountSketch(0)
-    with pytest.raises(UserError, match="block=0"):
-        GaussianSketch(10, block=0)
+def test_rows_of_another_length_are_refused() -> None:
     sketch: Sketch = CountSketch(10)
     with pytest.raises(ValueError, match="rows have 9 floats"):
         sketch(torch.zeros(9))

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import fakes
-from fedglimpse.errors import UserError
 from fedglimpse.federation.state import Entry, Layout
 from fedglimpse.methods.edgeflow import Everyone
 from fedglimpse.simulation.evaluation import gradient_distance
@@ -66,11 +65,3 @@ def test_edgeflow_takes_every_visible_client() -> None:
     even = Everyone("uniform").select(view, 5).weights
     assert even is not None
     assert even.tolist() == [0.2] * 5
-
-
-@pytest.mark.parametrize(
-    "keys", [{"options__weights": "sizes"}, {"options__divisor": -1}, {"options__global_l2": 3}]
-)
-def test_impossible_options_are_refused(keys: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=next(iter(keys)).replace("__", ".")):
-        fakes.build("ha-edgeflow", **keys)

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 import fakes
-from fedglimpse.errors import UserError
 from fedglimpse.methods.f3ast import Options, RateTracker
 from fedglimpse.types import Choice
 
@@ -110,10 +109,6 @@ def test_presets_and_options() -> None:
     released = fakes.build("f3ast", preset="released").selector
     assert isinstance(released, RateTracker)
     assert released.options.mode == "normalised"
-    with pytest.raises(UserError, match=r"options.beta=1.5"):
-        fakes.build("f3ast", options__beta=1.5)
-    with pytest.raises(UserError, match=r"Did you mean 'beta'"):
-        fakes.build("f3ast", options__bet=0.5)
 
 
 def test_ties_are_ties_whatever_the_sizes() -> None:

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 import fakes
-from fedglimpse.errors import UserError
 from fedglimpse.runs.experiment import run
 
 KEYS: dict[str, Any] = {
@@ -32,9 +29,3 @@ def test_without_distillation_it_is_favor() -> None:
 def test_clients_distil_from_the_received_model() -> None:
     objective = fakes.build("fedagent").objective
     assert (objective.distill, objective.temperature) == (0.5, 2.0)
-
-
-@pytest.mark.parametrize(("key", "value"), [("distill", 1.5), ("temperature", 0.0)])
-def test_impossible_options_are_refused(key: str, value: float) -> None:
-    with pytest.raises(UserError, match=f"options.{key}"):
-        fakes.build("fedagent", **{f"options__{key}": value})

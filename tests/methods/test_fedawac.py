@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 import fakes
-from fedglimpse.errors import UserError
 from fedglimpse.federation.aggregation import weighted_delta
 from fedglimpse.methods.fedawac import ConsistencyWindow, Options, consistency_weights, variances
 
@@ -84,12 +83,3 @@ def test_one_slot_and_equal_variances_are_fedavg() -> None:
     torch.testing.assert_close(
         method.aggregator.step(state, update), weighted_delta(state, by_size)
     )
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("mode", "x"), ("map", "x"), ("history", "x"), ("window", 0), ("temperature", 0.0)],
-)
-def test_impossible_options_are_refused(key: str, value: object) -> None:
-    with pytest.raises(UserError, match=f"options.{key}={value}"):
-        fakes.build("fedawac", **{f"options__{key}": value})

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import fakes
-from fedglimpse.errors import UserError
 from fedglimpse.methods.feddrl import not_outlying
 from fedglimpse.methods.learners.learned_weights import RewardedRandom, WeightAgent, loss_reward
 from fedglimpse.runs.experiment import run
@@ -168,11 +167,3 @@ def test_two_floats_more_than_fedavg(name: str) -> None:
     ours, fedavg = run({"method": name, **keys}).records, run({"method": "fedavg", **keys}).records
     assert ours[0]["uplink_bytes"] - fedavg[0]["uplink_bytes"] == 2 * 2 * 4
     assert ours[0]["downlink_bytes"] == fedavg[0]["downlink_bytes"]
-
-
-def test_impossible_options_are_refused() -> None:
-    for key, value in {"reward": "gold", "clip": 0.0, "horizon": 0, "gamma": 2.0}.items():
-        with pytest.raises(UserError, match=f"options.{key}"):
-            fakes.build("fedppo", **{f"options__{key}": value})
-    with pytest.raises(UserError, match=r"options\.filter"):
-        fakes.build("feddrl", options__filter=-1.0)

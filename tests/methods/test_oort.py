@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import fakes
-from fedglimpse.errors import UserError
 from fedglimpse.methods.oort import Oort, Options
 from fedglimpse.types import Choice
 
@@ -84,8 +83,3 @@ def test_untried_clients_are_drawn_by_size() -> None:
         slots = Oort(sizes, Options()).select(fakes.view(ids=range(3), sizes=sizes, seed=seed), 1)
         hits[slots.slots] += 1
     torch.testing.assert_close(hits / 3_000, sizes / 100, atol=0.03, rtol=0)
-
-
-def test_impossible_options_are_refused() -> None:
-    with pytest.raises(UserError, match=r"options.explore=2.0"):
-        fakes.build("oort", options__explore=2.0)

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 import fakes
-from fedglimpse.errors import UserError
 
 
 def test_the_highest_losses_are_chosen() -> None:
@@ -39,5 +37,3 @@ def test_weights_by_size_and_small_views() -> None:
     choice = selector.select(fakes.view(ids=[2], reports={"loss": torch.tensor([1.0])}), 5)
     assert choice.slots.tolist() == [0]
     assert choice.weights is None
-    with pytest.raises(UserError, match=r"options.candidates=-1"):
-        fakes.build("power-of-choice", options__candidates=-1)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import fakes
-from fedglimpse.errors import UserError
 from fedglimpse.methods.dpp import log_volume
 from fedglimpse.methods.herd import nearness
 from fedglimpse.methods.oracle_balance import evenness
@@ -143,8 +142,3 @@ def test_the_oracle_pools_the_most_even_labels() -> None:
     view = fakes.view(ids=range(5), reports={"label_histogram": counts})
     choice = selector.select(view, 3)
     assert counts[choice.slots].sum(0).tolist() == [10, 10, 10]
-
-
-def test_the_oracle_is_refused_unless_allowed() -> None:
-    with pytest.raises(UserError, match=r"options.allow_oracle=true"):
-        fakes.build("oracle-balance", options__allow_oracle=False)

@@ -30,8 +30,8 @@ def weighted_delta(state: Tensor, update: Update) -> Tensor:
     """
     weights = update.weights
     total = weights.sum(-1, keepdim=True)
-    even = torch.full_like(weights, 1 / max(weights.shape[-1], 1))
-    shares = torch.where(total > 0, weights / total.clamp(min=1e-30), even)
+    equal_shares = torch.full_like(weights, 1 / max(weights.shape[-1], 1))
+    shares = torch.where(total > 0, weights / total.clamp(min=1e-30), equal_shares)
     parameters = update.deltas[..., : update.num_params]
     buffers = update.deltas[..., update.num_params :]
     change = torch.cat([_weighted_sum(weights, parameters), _weighted_sum(shares, buffers)], dim=-1)
@@ -79,30 +79,35 @@ class TemporalWindow(WeightedDelta):
         if window < 1:
             raise UserError(
                 f"aggregate.window={window} is not a number of models: use 1 for no averaging, "
-                "5 or 6 as in the paper."
+                "5 or 6 as in the paper.",
+                key="aggregate.window",
             )
         if source not in ("raw", "smoothed"):
-            raise UserError(f"aggregate.source={source!r} is unknown: use 'raw' or 'smoothed'.")
+            raise UserError(
+                f"aggregate.source={source!r} is unknown: use 'raw' or 'smoothed'.",
+                key="aggregate.source",
+            )
         self.window = window
         self.source = source
         self.past: deque[Tensor] = deque(maxlen=window - 1)
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        return torch.stack(self.window_with(state, weighted_delta(state, update))).mean(0)
+        models = self.window_with(state, weighted_delta(state, update))
+        return torch.stack(models).mean(0)
 
-    def window_with(self, state: Tensor, fresh: Tensor) -> list[Tensor]:
+    def window_with(self, state: Tensor, aggregate: Tensor) -> list[Tensor]:
         """Return the models `[d]` to average, and remember what later rounds average with.
 
         Args:
             state: the global model before this round.  # [d]
-            fresh: the aggregate of this round.  # [d]
+            aggregate: of this round.  # [d]
         """
         if self.source == "smoothed":
             self.past.append(state)  # W^t, averaged already
-            return [fresh, *self.past]
-        models = [fresh, *self.past]
-        self.past.append(fresh)
+            return [aggregate, *self.past]
+        models = [aggregate, *self.past]
+        self.past.append(aggregate)
         return models
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,10 +140,10 @@ def step_lanes(aggregators: Sequence[Aggregator], states: Tensor, update: Update
         states: global states, which the aggregators may keep.  # [R, d]
         update: of as many clients in every lane: weights `[R, K]`, deltas `[R, K, d]`.
     """
-    fresh = weighted_delta(states, update)
+    aggregates = weighted_delta(states, update)  # [R, d]
     models: list[Tensor] = []
-    for aggregator, state, aggregate in zip(aggregators, states, fresh, strict=True):
+    for aggregator, state, aggregate in zip(aggregators, states, aggregates, strict=True):
         if not isinstance(aggregator, TemporalWindow):
-            return fresh
+            return aggregates  # they have the same key: none is a window
         models += aggregator.window_with(state, aggregate)
     return torch.stack(models).unflatten(0, (len(states), -1)).mean(1)

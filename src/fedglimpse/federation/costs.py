@@ -34,17 +34,17 @@ class ModelFlops:
             example: two inputs, as the model takes them.  # [2, *shape]
             classes: number of classes, for a loss to run backward from.
         """
-        kept = {k: v.clone() for k, v in model.state_dict().items()}
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         with FlopCounterMode(display=False) as forward:
             logits = model(example)
         with FlopCounterMode(display=False) as backward:
             target = torch.zeros(len(example), dtype=torch.long, device=example.device)
             F.cross_entropy(logits[:, :classes], target).backward()
-        model.load_state_dict(kept)
+        model.load_state_dict(state)
         model.zero_grad(set_to_none=True)
-        per_example = forward.get_total_flops() / len(example)
-        both = per_example + backward.get_total_flops() / len(example)
-        return ModelFlops(round(per_example), round(both))
+        forward_flops = forward.get_total_flops() / len(example)
+        backward_flops = backward.get_total_flops() / len(example)
+        return ModelFlops(round(forward_flops), round(forward_flops + backward_flops))
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,24 @@ class Activity:
     trained_examples: int
     chosen: int
     chosen_examples: int
-    selector_flops: int = 0  # what the method says it computed on the server
-    taught: bool = False  # clients distil: the received model runs beside their own
+    selector_flops: int = 0  # what the method reports of its work on the server
+    distils: bool = False  # clients run the received model beside their own
+
+
+@dataclass
+class _ReportCost:
+    """What reports cost in a round, besides the models that travel."""
+
+    floats_up: float = 0
+    floats_down: float = 0
+    client_examples: float = 0  # forward passes on clients
+    server_examples: float = 0  # forward passes on the server
+    uploads: int = 0  # clients that upload their model for a report
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Turns what a round did into what it cost."""
+    """Turns the activity of a round into its cost."""
 
     flops: ModelFlops
     sizes: Sizes
@@ -83,27 +94,45 @@ class CostModel:
 
     def round(self, act: Activity) -> RoundCost:
         """Return the cost of a round."""
-        size, example = self.sizes, self.flops.forward
-        groups = [(act.needs, act.visible, act.visible_examples)]
-        after = frozenset(n for n in act.needs_after if not CATALOGUE[n].from_upload)
-        groups.append((after - act.needs, act.chosen, act.chosen_examples))
-        uploads = act.chosen
-        up = down = passes = server = 0.0
-        for names, clients, examples in groups:
-            for need in (CATALOGUE[n] for n in names):
-                up += clients * need.up(size)
-                down += clients * need.down(size)
-                passes += examples * need.client_passes
-                passes += clients * size.proxy * need.client_proxy_passes
-                server += size.proxy * (need.server_passes + clients * need.server_passes_each)
-                uploads = max(uploads, clients if need.uploads_model else 0)
-        probed = any(CATALOGUE[n].phase == "probe" and not CATALOGUE[n].oracle for n in act.needs)
-        receivers = max(act.trained, act.visible if probed else 0)
-        each = self.flops.train + (self.flops.forward if act.taught else 0)
-        training = act.trained_examples * self.epochs * each
+        reports = _ReportCost()
+        for name in act.needs:
+            self._add_report(reports, name, act.visible, act.visible_examples)
+        for name in act.needs_after - act.needs:
+            if not CATALOGUE[name].from_upload:
+                self._add_report(reports, name, act.chosen, act.chosen_examples)
+
+        state = self.sizes.state
+        uploads = max(act.chosen, reports.uploads)
+        receivers = max(act.trained, act.visible if _receive_before_training(act.needs) else 0)
+        flops_per_example = self.flops.train + (self.flops.forward if act.distils else 0)
+        training = act.trained_examples * self.epochs * flops_per_example
+        client_passes = reports.client_examples * self.flops.forward
+        server_passes = reports.server_examples * self.flops.forward
+        aggregation = 2 * act.chosen * state
         return RoundCost(
-            uplink_bytes=round(FLOAT_BYTES * (uploads * size.state + up)),
-            downlink_bytes=round(FLOAT_BYTES * (receivers * size.state + down)),
-            client_flops=round(training + passes * example),
-            server_flops=round(2 * act.chosen * size.state + server * example) + act.selector_flops,
+            uplink_bytes=round(FLOAT_BYTES * (uploads * state + reports.floats_up)),
+            downlink_bytes=round(FLOAT_BYTES * (receivers * state + reports.floats_down)),
+            client_flops=round(training + client_passes),
+            server_flops=round(aggregation + server_passes) + act.selector_flops,
         )
+
+    def _add_report(self, cost: _ReportCost, name: str, clients: int, examples: int) -> None:
+        """Add what one report of so many clients, with so many examples together, costs."""
+        need = CATALOGUE[name]
+        proxy = self.sizes.proxy
+        cost.floats_up += clients * need.up(self.sizes)
+        cost.floats_down += clients * need.down(self.sizes)
+        cost.client_examples += examples * need.client_passes
+        cost.client_examples += clients * proxy * need.client_proxy_passes
+        cost.server_examples += proxy * (need.server_passes + clients * need.server_passes_each)
+        if need.uploads_model:
+            cost.uploads = max(cost.uploads, clients)
+
+
+def _receive_before_training(needs: frozenset[str]) -> bool:
+    """True where every visible client needs the model for a report, trained or not."""
+    for name in needs:
+        need = CATALOGUE[name]
+        if need.phase == "probe" and not need.oracle:
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""Numeric precision: fp32, tf32 or bf16; and where the same bits are owed to every lane."""
+"""Numeric precision: fp32, tf32 or bf16; and where a lane's bits must not depend on others."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from fedglimpse.errors import UserError
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
-APART = ("cpu",)  # on other devices fewer passes are worth more than the last bits
+# Elsewhere one pass for all lanes saves more than identical last bits are worth.
+SEPARATE_LANES = ("cpu",)
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:
     """Raise UserError where the device has no such precision."""
     if device.type == "cpu" and precision != "fp32":
         raise UserError(
-            f"engine.precision={precision} needs a GPU, but engine.device is cpu: use fp32 there."
+            f"engine.precision={precision} needs a GPU, but engine.device is cpu: use fp32 there.",
+            key="engine.precision",
         )
 
 
@@ -29,7 +31,8 @@ def numerics(device: torch.device, precision: Precision) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    matmul = torch.backends.cuda.matmul.allow_tf32
+    cudnn = torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     try:
@@ -40,6 +43,6 @@ def numerics(device: torch.device, precision: Precision) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = cudnn
 
 
-def apart(device: torch.device) -> bool:
-    """True where every lane is computed apart, so that its bits are those it would find alone."""
-    return device.type in APART
+def keeps_lanes_separate(device: torch.device) -> bool:
+    """True where every lane is computed separately, with the bits of a run on its own."""
+    return device.type in SEPARATE_LANES

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedglimpse.errors import UserError, nearest
+from fedglimpse.errors import UserError, nearest, require
 from fedglimpse.federation.state import Entry, Layout
 from fedglimpse.plugins import load_callable, users_fault
 
@@ -70,17 +70,17 @@ def synthetic_mlp(features: int, num_classes: int, norm: Norm = "batch") -> nn.S
     return nn.Sequential(nn.Flatten(), *_dense(features, 32, norm), nn.Linear(32, num_classes))
 
 
-_MODELS: dict[str, Callable[[Norm, int], nn.Sequential]] = {
+_NETWORKS: dict[str, Callable[[Norm, int], nn.Sequential]] = {
     "cifar10": cifar_cnn,
     "fashion": fashion_cnn,
     "har": har_mlp,
     "hapt": har_mlp,
     "digits": digits_mlp,
 }
-MODELS = (*_MODELS, "synthetic")
+MODELS = (*_NETWORKS, "synthetic")
 
 
-def build_model(name: str, norm: str, input_shape: Shape, num_classes: int) -> nn.Module:
+def build_model(name: str, norm: Norm, input_shape: Shape, num_classes: int) -> nn.Module:
     """Build the model of a dataset, or a user's own, and check that it takes the data.
 
     Weights come from torch's default generator: call within `rng.isolated`.
@@ -92,21 +92,20 @@ def build_model(name: str, norm: str, input_shape: Shape, num_classes: int) -> n
         num_classes: C.
 
     Raises:
-        UserError: for an unknown name or norm, or a model that does not fit the data.
+        UserError: for an unknown name, or a model that does not fit the data.
     """
-    if norm not in ("batch", "group"):
-        raise UserError(f"Normalisation '{norm}' is unknown; use 'batch' or 'group'.")
-    kind: Norm = "batch" if norm == "batch" else "group"
+    model: nn.Module
     if ":" in name:
         model = _load(name)
     elif name == "synthetic":
-        model = synthetic_mlp(math.prod(input_shape), num_classes, kind)
-    elif name in _MODELS:
-        model = _MODELS[name](kind, num_classes)
+        model = synthetic_mlp(math.prod(input_shape), num_classes, norm)
+    elif name in _NETWORKS:
+        model = _NETWORKS[name](norm, num_classes)
     else:
         raise UserError(
             f"Model '{name}' is unknown.{nearest(name, MODELS)} Known: {', '.join(MODELS)}, "
-            "or your own as 'pkg.mod:factory'."
+            "or your own as 'pkg.mod:factory'.",
+            key="model.name",
         )
     _check_fit(name, model, input_shape, num_classes)
     return model
@@ -117,16 +116,19 @@ def head_entries(layout: Layout) -> tuple[Entry, ...]:
 
     A model without convolutions is all head; one that ends in a convolution has that as its head.
     """
-    convs = [e.stop for e in layout.params if len(e.shape) > 2]
-    if not convs:
+    convolutions = [entry for entry in layout.params if len(entry.shape) > 2]
+    if not convolutions:
         return layout.params
-    after = [e for e in layout.params if e.start >= max(convs)]
-    dense = {_owner(e) for e in after if len(e.shape) == 2}
-    head = dense or {_owner(e) for e in layout.params if e.stop == max(convs)}
-    return tuple(e for e in layout.params if _owner(e) in head and e.stop >= max(convs))
+    last = convolutions[-1]
+    following = [entry for entry in layout.params if entry.start >= last.stop]
+    head_layers = {_layer_of(entry) for entry in following if len(entry.shape) == 2}
+    if not head_layers:
+        head_layers = {_layer_of(last)}
+    return tuple(entry for entry in (last, *following) if _layer_of(entry) in head_layers)
 
 
-def _owner(entry: Entry) -> str:
+def _layer_of(entry: Entry) -> str:
+    """Return the name of the layer that a tensor belongs to."""
     return entry.name.rpartition(".")[0]
 
 
@@ -151,18 +153,20 @@ def _load(name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise UserError(
             f"Model '{name}' returned {type(model).__name__}, not a torch nn.Module: return the "
-            "model."
+            "model.",
+            key="model.name",
         )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UserError(
-            f"Model '{name}' has no parameters to train: give it a layer such as nn.Linear."
-        )
+    require(
+        any(parameter.requires_grad for parameter in model.parameters()),
+        f"Model '{name}' has no parameters to train: give it a layer such as nn.Linear.",
+        key="model.name",
+    )
     return model
 
 
 def _check_fit(name: str, model: nn.Module, input_shape: Shape, num_classes: int) -> None:
     """Raise UserError unless one example of the data gives one score for each class."""
-    training = model.training
+    was_training = model.training
     try:
         with torch.no_grad():
             scores = model.eval()(torch.zeros(1, *input_shape))
@@ -172,17 +176,20 @@ def _check_fit(name: str, model: nn.Module, input_shape: Shape, num_classes: int
             raise
         reason = fault or " ".join(str(error).splitlines()[:1])
         raise UserError(
-            f"Model '{name}' does not take examples of shape {input_shape}: {reason}"
+            f"Model '{name}' does not take examples of shape {input_shape}: {reason}",
+            key="model.name",
         ) from None
-    model.train(training)
-    if not isinstance(scores, torch.Tensor):
-        raise UserError(
-            f"Model '{name}' gives a {type(scores).__name__}, not a tensor of scores: return the "
-            f"scores of {num_classes} classes alone."
-        )
+    model.train(was_training)
+    require(
+        isinstance(scores, torch.Tensor),
+        f"Model '{name}' gives a {type(scores).__name__}, not a tensor of scores: return the "
+        f"scores of {num_classes} classes alone.",
+        key="model.name",
+    )
     shape = tuple(scores.shape)
-    if shape != (1, num_classes):
-        raise UserError(
-            f"Model '{name}' gives scores of shape {shape[1:]} for {num_classes} classes; "
-            f"end it with a layer of width {num_classes}."
-        )
+    require(
+        shape == (1, num_classes),
+        f"Model '{name}' gives scores of shape {shape[1:]} for {num_classes} classes: end it with "
+        f"a layer of width {num_classes}.",
+        key="model.name",
+    )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedglimpse.errors import UserError, nearest
+from fedglimpse.errors import UserError, nearest, require
 
 Phase = Literal["probe", "trained", "server"]
 
@@ -117,28 +117,30 @@ ORACLES = frozenset(name for name, need in CATALOGUE.items() if need.oracle)
 PERMISSION = "allow_oracle"  # the option without which nothing of ORACLES is shown
 
 
-def check_permission(who: str, needs: frozenset[str], options: Mapping[str, Any]) -> None:
+def check_permission(reader: str, needs: frozenset[str], options: Mapping[str, Any]) -> None:
     """Raise UserError where something reads what no server may know, and is not allowed to.
 
     Args:
-        who: what reads, to begin the sentence with.
+        reader: what reads, to begin the sentence with.
         needs: all that it reads.
         options: of the configuration, `options.*`.
     """
     private = sorted(needs & ORACLES)
-    if private and options.get(PERMISSION) is not True:
-        raise UserError(
-            f"{who} reads {', '.join(private)} of the clients, which no server may know, so it is "
-            f"only an upper reference: add options.{PERMISSION}=true to run it as one."
-        )
+    require(
+        not private or options.get(PERMISSION) is True,
+        f"{reader} reads {', '.join(private)} of the clients, which no server may know, so it is "
+        f"only an upper reference: add options.{PERMISSION}=true to run it as one.",
+        key=f"options.{PERMISSION}",
+    )
 
 
 def check(needs: frozenset[str]) -> None:
     """Raise UserError for a need that is not in the catalogue."""
-    for name in sorted(needs - CATALOGUE.keys()):
+    unknown = sorted(needs - CATALOGUE.keys())
+    if unknown:
         raise UserError(
-            f"A selector needs '{name}', which is not a known report."
-            f"{nearest(name, CATALOGUE)} Known: {', '.join(sorted(CATALOGUE))}."
+            f"A selector needs '{unknown[0]}', which is not a known report."
+            f"{nearest(unknown[0], CATALOGUE)} Known: {', '.join(sorted(CATALOGUE))}."
         )
 
 

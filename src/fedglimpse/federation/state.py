@@ -7,7 +7,6 @@ for averaging and are left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,12 +35,18 @@ class Layout:
     @staticmethod
     def of(model: nn.Module) -> Layout:
         """Describe `model`."""
-        buffers = [(n, b) for n, b in model.named_buffers() if b.is_floating_point()]
-        entries, at = [], 0
-        for name, tensor in [*model.named_parameters(), *buffers]:
-            entries.append(Entry(name, tuple(tensor.shape), at, at + tensor.numel()))
-            at += tensor.numel()
-        return Layout(tuple(entries), sum(p.numel() for p in model.parameters()), at)
+        tensors: dict[str, Tensor] = dict(model.named_parameters())
+        for name, buffer in model.named_buffers():
+            if buffer.is_floating_point():
+                tensors[name] = buffer
+        entries: list[Entry] = []
+        start = 0
+        for name, tensor in tensors.items():
+            stop = start + tensor.numel()
+            entries.append(Entry(name, tuple(tensor.shape), start, stop))
+            start = stop
+        num_params = sum(parameter.numel() for parameter in model.parameters())
+        return Layout(tuple(entries), num_params, start)
 
     @property
     def params(self) -> tuple[Entry, ...]:
@@ -55,24 +60,35 @@ class Layout:
 
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:
         """Return named views into rows `[..., d]`: name -> `[..., *shape]`."""
-        lead = flat.shape[:-1]
-        return {e.name: flat[..., e.start : e.stop].view(*lead, *e.shape) for e in self.entries}
+        leading = flat.shape[:-1]
+        named: dict[str, Tensor] = {}
+        for entry in self.entries:
+            floats = flat[..., entry.start : entry.stop]
+            named[entry.name] = floats.view(*leading, *entry.shape)
+        return named
 
     def pack(self, named: Mapping[str, Tensor]) -> Tensor:
         """Concatenate named tensors into flat rows; the inverse of `unpack`."""
-        first = self.entries[0]
-        lead = named[first.name].shape[: named[first.name].dim() - len(first.shape)]
-        parts = [named[e.name].reshape(*lead, math.prod(e.shape)) for e in self.entries]
-        return torch.cat(parts, dim=-1)
+        rows: list[Tensor] = []
+        for entry in self.entries:
+            tensor = named[entry.name]
+            leading = tensor.shape[: tensor.dim() - len(entry.shape)]
+            rows.append(tensor.reshape(*leading, entry.stop - entry.start))
+        return torch.cat(rows, dim=-1)
 
     def read(self, model: nn.Module) -> Tensor:
         """Copy the state of `model` into a new flat row `[d]`."""
-        named = dict(model.named_parameters()) | dict(model.named_buffers())
-        return self.pack({e.name: named[e.name].detach() for e in self.entries})
+        return self.pack({name: tensor.detach() for name, tensor in _tensors(model).items()})
 
     @torch.no_grad()
     def write(self, flat: Tensor, model: nn.Module) -> None:
         """Copy a flat row `[d]` into `model`."""
-        named = dict(model.named_parameters()) | dict(model.named_buffers())
-        for e in self.entries:
-            named[e.name].copy_(flat[e.start : e.stop].view(e.shape))
+        tensors = _tensors(model)
+        for entry in self.entries:
+            floats = flat[entry.start : entry.stop]
+            tensors[entry.name].copy_(floats.view(entry.shape))
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by name."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())

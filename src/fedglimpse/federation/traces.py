@@ -118,8 +118,8 @@ class DeviceTrace:
     def _first_ready_window(self, replay: _Replay, window: int) -> int:
         """Return the first window, from this one on, in which a client is ready."""
         while not self._ready(replay, window).any():
-            now = (replay.clock + window * self.round_seconds) % replay.span  # [S]
-            seconds_to_wait = float(((replay.start - now) % replay.span).min())
+            window_start = (replay.clock + window * self.round_seconds) % replay.span  # [S]
+            seconds_to_wait = float(((replay.start - window_start) % replay.span).min())
             window += max(1, int(seconds_to_wait // self.round_seconds))
         return window
 
@@ -127,10 +127,12 @@ class DeviceTrace:
         """Return which sessions `[S]` reach into a window."""
         # A window longer than a trace sees all of it, and must not see anything twice.
         width = torch.clamp(replay.span, max=self.round_seconds)  # [S]
-        now = (replay.clock + window * self.round_seconds) % replay.span  # [S]
+        window_start = (replay.clock + window * self.round_seconds) % replay.span  # [S]
         ready = torch.zeros_like(replay.client, dtype=torch.bool)  # [S]
         for shift in (-replay.span, 0.0, replay.span):  # windows and sessions cross the wrap
-            ready |= (replay.start + shift < now + width) & (replay.end + shift > now)
+            ready |= (replay.start + shift < window_start + width) & (
+                replay.end + shift > window_start
+            )
         return ready
 
     def _replay(self, seed: int) -> _Replay:
@@ -143,12 +145,12 @@ class DeviceTrace:
         sessions_of = torch.bincount(sessions.device, minlength=len(sessions.span))  # [devices]
         per_client = sessions_of[device]  # [N]
         client = torch.repeat_interleave(torch.arange(self.num_clients), per_client)  # [S]
-        if not len(client):
-            raise UserError(
-                f"None of the {self.num_clients} devices drawn with seed {seed} is ever ready: "
-                "use more clients, another seed, or a trace without idle devices.",
-                key="visibility.trace",
-            )
+        require(
+            len(client) > 0,
+            f"None of the {self.num_clients} devices drawn with seed {seed} is ever ready: use "
+            "more clients, another seed, or a trace without idle devices.",
+            key="visibility.trace",
+        )
         # Row of each client's session: where its device's sessions begin, and which one it is.
         first_row = sessions_of.cumsum(0) - sessions_of  # [devices]
         first_of_client = per_client.cumsum(0) - per_client  # [N]
@@ -188,17 +190,17 @@ def _tabulate(intervals: Intervals, spans: Intervals | None) -> _Sessions:
     if spans is None:
         spans = {name: [_whole_days(pairs)] for name, pairs in intervals.items()}
     for name in intervals:
-        if name not in spans:
-            raise UserError(
-                f"Device '{name}' has sessions but no row in the csv of devices: add one.",
-                key="visibility.trace_devices",
-            )
+        require(
+            name in spans,
+            f"Device '{name}' has sessions but no row in the csv of devices: add one.",
+            key="visibility.trace_devices",
+        )
     for name, pairs in spans.items():
-        if len(pairs) > 1:
-            raise UserError(
-                f"Device '{name}' has {len(pairs)} rows in the csv of devices: write one.",
-                key="visibility.trace_devices",
-            )
+        require(
+            len(pairs) == 1,
+            f"Device '{name}' has {len(pairs)} rows in the csv of devices: write one.",
+            key="visibility.trace_devices",
+        )
     names = sorted(spans)
     devices: list[int] = []
     sessions: list[Interval] = []
@@ -230,8 +232,7 @@ def _load(source: str | Path | Intervals, columns: _Columns) -> Intervals:
     if isinstance(source, Mapping):
         return {name: pairs for name, pairs in source.items() if pairs}
     intervals = _read(Path(source), columns)
-    if not intervals:
-        raise UserError(f"{source} holds no sessions: give at least one row.", key=columns.key)
+    require(bool(intervals), f"{source} holds no sessions: add at least one row.", key=columns.key)
     return intervals
 
 
@@ -243,12 +244,12 @@ def _read(path: Path, columns: _Columns) -> Intervals:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             for name in ("device", columns.start, columns.end):
-                if name not in (reader.fieldnames or ()):
-                    raise UserError(
-                        f"{path}, line 1: no column '{name}'; the header must be "
-                        f"device,{columns.start},{columns.end}.",
-                        key=key,
-                    )
+                require(
+                    name in (reader.fieldnames or ()),
+                    f"{path}, line 1: no column '{name}'; the header must be "
+                    f"device,{columns.start},{columns.end}.",
+                    key=key,
+                )
             for row in reader:
                 line = f"{path}, line {reader.line_num}"
                 interval = _interval(row, columns, line)

@@ -98,5 +98,5 @@ class RoundLog:
             chosen=len(self.selected),
             chosen_examples=int(sizes[self.selected].sum()),
             selector_flops=selector_flops,
-            taught=deployment.method.objective.distill > 0,
+            distils=deployment.method.objective.distill > 0,
         )

@@ -154,11 +154,11 @@ class Trust:
         """Return A of the updates `[K]`, and remember their norms."""
         ids = update.ids
         num_params = update.num_params
-        apart, norms, change = directions(update.deltas[:, :num_params], state[:num_params])
+        divergence, norms, change = directions(update.deltas[:, :num_params], state[:num_params])
         norms = norms.cpu()
         unusual_norms = unusual(norms, self.norms[ids])
         self.norms[ids] = torch.cat([self.norms[ids, 1:], norms[:, None]], dim=1)
-        return ((apart.cpu() + unusual_norms + change.cpu()) / 3).clamp(max=1.0)
+        return ((divergence.cpu() + unusual_norms + change.cpu()) / 3).clamp(max=1.0)
 
     def judge(self, score: float, round_num: int) -> dict[str, float]:
         """Update trust and belief by the score of the round, and learn from it."""

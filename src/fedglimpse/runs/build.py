@@ -20,7 +20,7 @@ from fedglimpse.data.sources import load
 from fedglimpse.errors import UserError
 from fedglimpse.federation.costs import CostModel, ModelFlops
 from fedglimpse.federation.devices import Precision, check_precision
-from fedglimpse.federation.models import build_model
+from fedglimpse.federation.models import Norm, build_model
 from fedglimpse.federation.reports import Sizes
 from fedglimpse.federation.sketches import ParameterSketch
 from fedglimpse.federation.state import Layout
@@ -98,7 +98,7 @@ class Parts:
         name = settings.name or default_model(self.dataset.name)
         shape = tuple(self.dataset.x_train.shape[1:])
         with rng.isolated(seed, "model"):
-            model = build_model(name, settings.norm, shape, self.dataset.num_classes)
+            model = build_model(name, cast(Norm, settings.norm), shape, self.dataset.num_classes)
             return model.to(self.device)
 
     def start(self, seed: int) -> Tensor:

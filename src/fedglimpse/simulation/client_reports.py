@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedglimpse.data.population import Population
-from fedglimpse.federation.devices import apart
+from fedglimpse.federation.devices import keeps_lanes_separate
 from fedglimpse.federation.reports import CATALOGUE
 from fedglimpse.simulation.evaluation import Evaluator, gradient_distance
 from fedglimpse.simulation.trained_clients import TrainedClients, deltas_of, states_of
@@ -180,7 +180,7 @@ class Reporter:
 
         On a GPU, lanes whose proxy sets are of one size share a pass.
         """
-        if apart(requests[0].state.device):
+        if keeps_lanes_separate(requests[0].state.device):
             return [self._logits_in_one_pass([request])[0] for request in requests]
         by_size: dict[int, list[int]] = {}
         for i, request in enumerate(requests):
@@ -205,7 +205,7 @@ class Reporter:
     # ---- Known to the server.
 
     def _global_sketch(self, requests: Requests) -> list[Tensor]:
-        if apart(requests[0].state.device):
+        if keeps_lanes_separate(requests[0].state.device):
             return [self._sketched(request.state) for request in requests]
         return list(self._sketched(_global_states(requests)))
 
@@ -289,7 +289,7 @@ def _per_client(
         compute: from rows `[J, d]` to one value or row for each.
     """
     clients = [request.trained for request in requests]
-    if apart(clients[0].states.device):
+    if keeps_lanes_separate(clients[0].states.device):
         return [compute(rows_of([lane_clients])) for lane_clients in clients]
     counts = [lane_clients.ids.shape[0] for lane_clients in clients]
     return list(compute(rows_of(clients)).split(counts))

@@ -134,7 +134,7 @@ class LaneRound:
             chosen=len(selected),
             chosen_examples=sum(map(self.examples.__getitem__, selected)),
             selector_flops=selector_flops,
-            taught=lane.method.objective.distill > 0,
+            distils=lane.method.objective.distill > 0,
         )
 
 

@@ -24,7 +24,7 @@ from fedglimpse import rng
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.federation.aggregation import batch_key
 from fedglimpse.federation.costs import CostModel
-from fedglimpse.federation.devices import apart
+from fedglimpse.federation.devices import keeps_lanes_separate
 from fedglimpse.simulation.client_reports import Reporter, ReportRequest, proxy_examples
 from fedglimpse.simulation.evaluation import Evaluator, Scores
 from fedglimpse.simulation.lane import Lane, LaneRound, step_alone, step_together
@@ -184,7 +184,11 @@ class World:
             if not len(clients.ids):
                 continue  # no update was finite: the model stays
             lane = self.lanes[r]
-            key = None if apart(self.states.device) else batch_key(lane.method.aggregator)
+            key = (
+                None
+                if keeps_lanes_separate(self.states.device)
+                else batch_key(lane.method.aggregator)
+            )
             if key is None:
                 step_alone(lane, self.rounds[r], self.states[r], clients, num_params)
             else:
