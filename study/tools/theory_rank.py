@@ -1,24 +1,26 @@
-"""Does a smaller selection deviation go with faster convergence? Digits, many choosers, ten seeds.
+"""Does a smaller selection deviation go with faster convergence? Digits, ten methods, ten seeds.
 
-    python tools/theory_rank.py dirichlet
-    python tools/theory_rank.py label_skew
+    python study/tools/theory_rank.py dirichlet
+    python study/tools/theory_rank.py label_skew
 
 runs every method that differs from FedAvg in its choice alone (same budget, plain averaging), keeps
 models, measures the theory panel of each run, and prints the tables of docs/theory.md. The figures
-are stored in results/theory/rank-digits-PARTITION.json, the runs in runs/theory-PARTITION; runs
-that are there already are not repeated.
+are stored in study/results/theory/rank-digits-PARTITION.json, the runs in runs/theory-PARTITION;
+finished runs are not repeated.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import fedglimpse
-from fedglimpse.theory.panel import FILE, Panel, measure_run, read_panel
+from fedglimpse.theory.panel import FILE, LanePanel, Panel, measure_run, read_panel
 from fedglimpse.theory.rank import comparison_text, correlations_of, grouped
 
 METHODS = (
@@ -39,13 +41,25 @@ STORED = Path(__file__).parents[1] / "results" / "theory"
 
 
 def panel(method: str, partition: str, folder: Path) -> Panel:
-    """Run a method and measure it, or read what is there."""
+    """Run a method and measure it, or read the stored panel."""
     if (folder / FILE).exists():
         return read_panel(folder)
     settings = {**SETTING, "data.partition": partition, "method": method}
     settings |= OPTIONS.get(method, {})
     fedglimpse.run(settings, folder, resume=True)
     return measure_run(folder)
+
+
+def method_figures(lanes: Sequence[LanePanel]) -> dict[str, Any]:
+    """Return the stored figures of one method, one value for each seed."""
+    return {
+        "accuracy": [lane.accuracy for lane in lanes],
+        "relative_deviation": [lane.relative_deviation for lane in lanes],
+        "deviation": [lane.constants.deviation for lane in lanes],
+        "gap": [lane.constants.gap for lane in lanes],
+        "gradient": [lane.measured for lane in lanes],
+        "step_condition": mean(lane.step_condition for lane in lanes),
+    }
 
 
 def main() -> None:
@@ -59,20 +73,9 @@ def main() -> None:
     groups = grouped(panels, METHODS)
     figures = {
         "setting": {**SETTING, "data.partition": partition},
-        "methods": {
-            name: {
-                "accuracy": [lane.accuracy for lane in lanes],
-                "relative_deviation": [lane.relative_deviation for lane in lanes],
-                "deviation": [lane.constants.deviation for lane in lanes],
-                "gap": [lane.constants.gap for lane in lanes],
-                "gradient": [lane.measured for lane in lanes],
-                "step_condition": mean(lane.step_condition for lane in lanes),
-            }
-            for name, lanes in groups.items()
-        },
+        "methods": {name: method_figures(lanes) for name, lanes in groups.items()},
         "correlations": {
-            name: vars(c) | {"within_seeds": vars(c.within_seeds)}
-            for name, c in correlations_of(groups).items()
+            name: asdict(correlation) for name, correlation in correlations_of(groups).items()
         },
     }
     path = STORED / f"rank-digits-{partition}.json"

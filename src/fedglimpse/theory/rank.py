@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -22,6 +22,7 @@ MEASURES: Mapping[str, Measure] = {
     "deviation": lambda lane: lane.constants.deviation,
     "d²": lambda lane: lane.constants.gap,
     "mean ‖∇F‖²": lambda lane: lane.measured,
+    "accuracy": lambda lane: lane.accuracy,
 }
 PREDICTORS = ("deviation ÷ random choice", "deviation", "mean ‖∇F‖²")  # of accuracy
 COLUMNS = ("deviation", "d²", "mean ‖∇F‖²")  # of the comparison, besides those with an interval
@@ -72,8 +73,8 @@ def correlate(lanes: Mapping[str, Sequence[LanePanel]], measure: Measure) -> Cor
         lanes: name of a method -> its seeds.
         measure: what to correlate.
     """
-    values = [_mean_over(seeds, measure) for seeds in lanes.values()]
-    accuracies = [_accuracy(seeds).mean for seeds in lanes.values()]
+    values = _means(lanes.values(), measure)
+    accuracies = _means(lanes.values(), MEASURES["accuracy"])
     of_methods = spearman(values, accuracies)
     without_one = []
     for i in range(len(values)):
@@ -101,33 +102,37 @@ def _within_seeds(lanes: Mapping[str, Sequence[LanePanel]], measure: Measure) ->
     correlations = []
     for seed in sorted(common_seeds):
         same_seed = [seeds[seed] for seeds in by_seed]
-        values = [measure(lane) for lane in same_seed]
-        accuracies = [lane.accuracy for lane in same_seed]
-        correlations.append(spearman(values, accuracies))
+        accuracies = _values(same_seed, MEASURES["accuracy"])
+        correlations.append(spearman(_values(same_seed, measure), accuracies))
     return correlations
 
 
 def grouped(panels: Sequence[Panel], names: Sequence[str]) -> dict[str, list[LanePanel]]:
     """Return seeds by method; by folder name where a method was run twice with the same seed."""
-    runs = [(panel.method, lane.seed) for panel in panels for lane in panel.lanes]
-    repeated = len(set(runs)) < len(runs)
-    groups: dict[str, list[LanePanel]] = {}
+    by_method: dict[str, list[LanePanel]] = {}
+    by_folder: dict[str, list[LanePanel]] = {}
     for panel, name in zip(panels, names, strict=True):
-        group = name if repeated else panel.method
-        groups.setdefault(group, []).extend(panel.lanes)
-    return groups
+        by_method.setdefault(panel.method, []).extend(panel.lanes)
+        by_folder.setdefault(name, []).extend(panel.lanes)
+    for lanes in by_method.values():
+        if len({lane.seed for lane in lanes}) < len(lanes):
+            return by_folder
+    return by_method
 
 
 def comparison_text(panels: Sequence[Panel], names: Sequence[str]) -> str:
     """Return one line for each method, best accuracy first, and the rank correlations."""
     groups = grouped(panels, names)
-    rows = [(_accuracy(lanes), name, lanes) for name, lanes in groups.items()]
-    rows.sort(key=lambda row: -row[0].mean)
+    accuracies = {}
+    for name, lanes in groups.items():
+        accuracies[name] = Estimate.of(_values(lanes, MEASURES["accuracy"]))
     body = []
-    for accuracy, name, lanes in rows:
-        relative_deviation = Estimate.of([lane.relative_deviation for lane in lanes])
-        means = [f"{_mean_over(lanes, MEASURES[label]):.3g}" for label in COLUMNS]
-        body.append([name, accuracy.text(), relative_deviation.text(1, 2), *means])
+    for name in sorted(groups, key=lambda name: -accuracies[name].mean):
+        deviation = Estimate.of(_values(groups[name], MEASURES["deviation ÷ random choice"]))
+        row = [name, accuracies[name].text(), deviation.text(1, 2)]
+        for label in COLUMNS:
+            row.append(f"{mean(_values(groups[name], MEASURES[label])):.3g}")
+        body.append(row)
     head = ["method", "accuracy %, mean over rounds", "deviation ÷ random", *COLUMNS]
     tables = [table(head, body)]
     if len(groups) >= LEAST_METHODS:
@@ -135,12 +140,13 @@ def comparison_text(panels: Sequence[Panel], names: Sequence[str]) -> str:
     return "\n\n".join(tables)
 
 
-def _mean_over(lanes: Sequence[LanePanel], measure: Measure) -> float:
-    return mean(measure(lane) for lane in lanes)
+def _values(lanes: Iterable[LanePanel], measure: Measure) -> list[float]:
+    return [measure(lane) for lane in lanes]
 
 
-def _accuracy(lanes: Sequence[LanePanel]) -> Estimate:
-    return Estimate.of([lane.accuracy for lane in lanes])
+def _means(methods: Iterable[Sequence[LanePanel]], measure: Measure) -> list[float]:
+    """Return the mean over seeds of each method."""
+    return [mean(_values(lanes, measure)) for lanes in methods]
 
 
 def correlation_text(correlations: Mapping[str, Correlation]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from statistics import mean
 
@@ -31,6 +31,13 @@ TERMS = {  # field of Terms -> its row
     "noise": "noise, σ²",
     "drift": "drift, G²",
     "total": "right-hand side",
+}
+FIGURES: Mapping[str, Callable[[LanePanel], float | None]] = {  # rows below the terms
+    "measured: mean ‖∇F‖²": lambda lane: lane.measured,
+    "largest G², which ‖∇F‖² cannot pass": lambda lane: lane.constants.second_moment,
+    "L k η, must be at most 1": lambda lane: lane.step_condition,
+    "deviation ÷ random choice": lambda lane: lane.relative_deviation,
+    "Lemma 4, each round's own μ and L_Q": lambda lane: lane.lemma_4_by_round,
 }
 
 
@@ -83,25 +90,14 @@ def _bound_table(lanes: Sequence[LanePanel]) -> str:
     head = ["term of the bound", "as printed" if with_q else "printed, before Lemma 4", "repaired"]
     body = []
     for name, label in TERMS.items():
-        as_printed = mean(getattr(lane.printed, name) for lane in lanes)
-        as_repaired = mean(getattr(lane.repaired, name) for lane in lanes)
-        body.append([label, _number(as_printed), _number(as_repaired)])
-    for label, values in _figures(lanes).items():
-        average = _mean(values)
+        as_printed = [getattr(lane.printed, name) for lane in lanes]
+        as_repaired = [getattr(lane.repaired, name) for lane in lanes]
+        body.append([label, _number(_mean(as_printed)), _number(_mean(as_repaired))])
+    for label, figure in FIGURES.items():
+        average = _mean([figure(lane) for lane in lanes])
         if average is not None:
             body.append([label, _number(average), ""])
     return table(head, body)
-
-
-def _figures(lanes: Sequence[LanePanel]) -> dict[str, list[float] | list[float | None]]:
-    """Return the figures below the terms, one value for each seed."""
-    return {
-        "measured: mean ‖∇F‖²": [lane.measured for lane in lanes],
-        "largest G², which ‖∇F‖² cannot pass": [lane.constants.second_moment for lane in lanes],
-        "L k η, must be at most 1": [lane.step_condition for lane in lanes],
-        "deviation ÷ random choice": [lane.relative_deviation for lane in lanes],
-        "Lemma 4, each round's own μ and L_Q": [lane.lemma_4_by_round for lane in lanes],
-    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
