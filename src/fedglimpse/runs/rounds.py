@@ -71,5 +71,5 @@ def positions_of(world: World, lanes: Sequence[Lane] | None) -> list[int]:
     """Return where in the world some of its lanes are; None: all of them."""
     if lanes is None:
         return list(range(len(world.lanes)))
-    wanted = {id(lane) for lane in lanes}
-    return [r for r, lane in enumerate(world.lanes) if id(lane) in wanted]
+    ids = {id(lane) for lane in lanes}
+    return [r for r, lane in enumerate(world.lanes) if id(lane) in ids]

@@ -56,7 +56,8 @@ class Selectors:
                 budgets[r] = self.methods[r].budget(self.ks[r], view.num_visible)
         answers: list[Choice | None] = [None] * len(views)
         for lanes, group in self._groups:
-            choices = group.select([views[r] for r in lanes], [budgets[r] for r in lanes])
+            group_views = [views[r] for r in lanes]
+            choices = group.select(group_views, [budgets[r] for r in lanes])
             for r, choice in zip(lanes, choices, strict=True):
                 answers[r] = choice
         for r in self._single:

@@ -176,11 +176,11 @@ class Evaluator:
             logits = self.forward(batch_x).float()
             loss = F.cross_entropy(logits, batch_y, reduction="sum") / len(y)
             gradients = iter(torch.autograd.grad(loss, trainable, materialize_grads=True))
-            parts = []
+            flat_gradients = []
             for p in params:
                 gradient = next(gradients) if p.requires_grad else torch.zeros_like(p)
-                parts.append(gradient.flatten())
-            total += torch.cat(parts)
+                flat_gradients.append(gradient.flatten())
+            total += torch.cat(flat_gradients)
         return total
 
     def mean_gradients(self, states: Tensor, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:

@@ -126,8 +126,8 @@ def train(
                 trained[r] = clients
         groups = []
         stage += 1
-    for r, parts in links.items():
-        trained[r] = TrainedClients.joined(parts)
+    for r, clients_in_order in links.items():
+        trained[r] = TrainedClients.joined(clients_in_order)
     return trained
 
 
@@ -149,58 +149,66 @@ def _jobs(
     lanes: Sequence[Lane], groups: Sequence[ClientGroup], client_rows: ClientRows
 ) -> tuple[Tensor, TrainingJobs]:
     """Return the start states `[S, d]` and the jobs of some groups."""
-    starts: list[Tensor] = []
-    num_starts = 0
-    start_rows: list[int] = []
+    start_states, start_rows = _starts(groups)
     keys: list[int] = []
     sizes: list[int] = []
     visits: list[int] = []
-    objectives: list[tuple[float, float, float, float]] = []
+    numbers: list[tuple[float, ...]] = []  # of each job's objective
     clients: list[tuple[Population, list[int]]] = []
+    summary = JobsSummary(0, any_proximal=False, all_squared=True, any_special=False)
     for group in groups:
         lane = lanes[group.r]
-        objective = lane.method.objective
         ids = group.ids.tolist()
         clients.append((lane.population, ids))
-        if group.starts.stride(0) == 0:  # one row serves all
-            starts.append(group.starts[:1])
-            start_rows += [num_starts] * len(ids)
-            num_starts += 1
-        else:
-            starts.append(group.starts)
-            start_rows += range(num_starts, num_starts + len(ids))
-            num_starts += len(ids)
         keys += rng.keys(lane.seed, "train", lane.round_num, ids)
         sizes += client_rows.sizes(lane.population, ids)
+        goal = lane.method.objective
         first_visit = lane.visits + group.stage
-        cycles = objective.block_cycle
-        visits += range(first_visit, first_visit + len(ids)) if cycles else [-1] * len(ids)
-        squared = float(objective.proximal_squared)
-        numbers = (objective.proximal_mu, squared, objective.distill, objective.temperature)
-        objectives += [numbers] * len(ids)
-    device = groups[0].starts.device
-    # One transfer for each type; NumPy, since torch.tensor is slow on lists.
-    integers = np.array([start_rows, keys, sizes, visits], dtype=np.int64)  # [4, J]
-    floats = np.array(objectives, dtype=np.float32).T.copy()  # [4, J]
-    integers_there = torch.from_numpy(integers).to(device, non_blocking=True)
-    floats_there = torch.from_numpy(floats).to(device, non_blocking=True)
-    return torch.cat(starts), TrainingJobs(
-        start=integers_there[0],
-        keys=integers_there[1],
-        rows=client_rows.take(clients, integers_there[2], max(sizes)),
-        sizes=integers_there[2],
-        mu=floats_there[0],
-        squared=floats_there[1].bool(),
-        distill=floats_there[2],
-        temperature=floats_there[3],
-        visit=integers_there[3],
-        precomputed=JobsSummary(
+        for i in range(len(ids)):
+            visits.append(first_visit + i if goal.block_cycle else -1)
+        job = (goal.proximal_mu, goal.proximal_squared, goal.distill, goal.temperature)
+        numbers += [job] * len(ids)
+        summary = JobsSummary(
             most_rows=max(sizes),
-            any_proximal=any(mu > 0 for mu, *_ in objectives),
-            all_squared=all(squared for _, squared, *_ in objectives),
-            any_special=max(visits) >= 0 or any(distill > 0 for _, _, distill, _ in objectives),
-        ),
+            any_proximal=summary.any_proximal or goal.proximal_mu > 0,
+            all_squared=summary.all_squared and goal.proximal_squared,
+            any_special=summary.any_special or goal.block_cycle or goal.distill > 0,
+        )
+    # One transfer for each type; through NumPy, since torch.tensor is slow on lists.
+    integers = torch.from_numpy(np.array([start_rows, keys, sizes, visits], dtype=np.int64))
+    integers = integers.to(start_states.device, non_blocking=True)  # [4, J]
+    floats = torch.from_numpy(np.array(numbers, dtype=np.float32).T.copy())
+    floats = floats.to(start_states.device, non_blocking=True)  # [4, J]
+    return start_states, TrainingJobs(
+        start=integers[0],
+        keys=integers[1],
+        rows=client_rows.take(clients, integers[2], summary.most_rows),
+        sizes=integers[2],
+        mu=floats[0],
+        squared=floats[1].bool(),
+        distill=floats[2],
+        temperature=floats[3],
+        visit=integers[3],
+        precomputed=summary,
     )
+
+
+def _starts(groups: Sequence[ClientGroup]) -> tuple[Tensor, list[int]]:
+    """Return the start states `[S, d]`, and for every client which of them is its own."""
+    states: list[Tensor] = []
+    rows: list[int] = []
+    count = 0  # S so far
+    for group in groups:
+        clients = group.ids.shape[0]
+        if group.starts.stride(0) == 0:  # one row serves all
+            states.append(group.starts[:1])
+            rows += [count] * clients
+            count += 1
+        else:
+            states.append(group.starts)
+            rows += range(count, count + clients)
+            count += clients
+    return torch.cat(states), rows
 
 
 class ClientRows:

@@ -73,25 +73,27 @@ def check_method(method: Method) -> None:
         )
 
 
-def _check_attributes(part: object, name_sets: tuple[str, ...], functions: tuple[str, ...]) -> None:
+def _check_attributes(
+    plugin: object, name_sets: tuple[str, ...], functions: tuple[str, ...]
+) -> None:
     """Raise UserError where a selector or an aggregator lacks what every round uses."""
-    if isinstance(part, type):
+    if isinstance(plugin, type):
         raise UserError(
-            f"The method was given the class {part.__name__}, not an object of it: write "
-            f"{part.__name__}() in Method(...)."
+            f"The method was given the class {plugin.__name__}, not an object of it: write "
+            f"{plugin.__name__}() in Method(...)."
         )
-    class_name = type(part).__name__
+    class_name = type(plugin).__name__
     for attribute in name_sets:
-        value = getattr(part, attribute, None)
+        value = getattr(plugin, attribute, None)
         if not isinstance(value, frozenset):
-            exists = hasattr(part, attribute)
+            exists = hasattr(plugin, attribute)
             problem = f"is a {type(value).__name__}" if exists else "is missing"
             raise UserError(
                 f"{class_name}.{attribute} {problem}: make it a frozenset of names, such as "
                 "frozenset()."
             )
     for function in (*functions, "state_dict", "load_state_dict"):
-        if not callable(getattr(part, function, None)):
+        if not callable(getattr(plugin, function, None)):
             raise UserError(
                 f"{class_name} has no method {function}(): add it, see fedglimpse.types."
             )
@@ -112,12 +114,12 @@ def _check_objective(objective: object) -> None:
             )
 
 
-def check_state(part: object, state: object) -> None:
-    """Raise UserError where `part.state_dict()` did not return a dictionary."""
+def check_state(plugin: object, state: object) -> None:
+    """Raise UserError where `plugin.state_dict()` did not return a dictionary."""
     if not isinstance(state, dict):
         raise UserError(
-            f"{type(part).__name__}.state_dict() returned {kind_of(state)}: return a dict of what "
-            "load_state_dict() needs, {} where that is nothing."
+            f"{type(plugin).__name__}.state_dict() returned {kind_of(state)}: return a dict of "
+            "what load_state_dict() needs, {} where that is nothing."
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -29,15 +29,13 @@ class TrainedClients:
         return pick_each([self], [slots])[0]
 
     @staticmethod
-    def joined(parts: Sequence[TrainedClients]) -> TrainedClients:
-        """Return the clients of all parts, in order."""
-        return TrainedClients(
-            ids=torch.cat([part.ids for part in parts]),
-            starts=torch.cat([part.starts for part in parts]),
-            states=torch.cat([part.states for part in parts]),
-            loss=torch.cat([part.loss for part in parts]),
-            squared_loss=torch.cat([part.squared_loss for part in parts]),
-        )
+    def joined(links: Sequence[TrainedClients]) -> TrainedClients:
+        """Return the clients that trained one after another, in order."""
+        columns: dict[str, list[Tensor]] = {field.name: [] for field in fields(TrainedClients)}
+        for clients in links:
+            for name, column in columns.items():
+                column.append(getattr(clients, name))
+        return TrainedClients(**{name: torch.cat(column) for name, column in columns.items()})
 
 
 def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> list[TrainedClients]:
@@ -49,40 +47,43 @@ def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> lis
     """
     rows: list[int] = []  # positions among the clients of all lanes
     first_row = 0  # of a lane
-    for trained, picked_slots in zip(clients, slots, strict=True):
-        rows += [first_row + slot for slot in picked_slots.tolist()]
+    for trained, lane_slots in zip(clients, slots, strict=True):
+        rows += [first_row + slot for slot in lane_slots.tolist()]
         first_row += trained.ids.shape[0]
-    counts = [picked_slots.shape[0] for picked_slots in slots]
-    row_index = torch.tensor(rows, dtype=torch.long)
     device = clients[0].states.device
-    table = states_of(clients)
-    states = table[row_index.to(device, non_blocking=True)].split(counts)
-    ids = torch.cat([trained.ids for trained in clients])[row_index].split(counts)
-    loss = torch.cat([trained.loss for trained in clients])[row_index].split(counts)
-    squared_loss = torch.cat([trained.squared_loss for trained in clients])
-    squared_loss = squared_loss[row_index].split(counts)
+    row_index = torch.tensor(rows, dtype=torch.long).to(device, non_blocking=True)
+    states = states_of(clients)[row_index]
     picked = []
-    for i, trained in enumerate(clients):
+    first_row = 0  # of a lane in `states`
+    for trained, lane_slots in zip(clients, slots, strict=True):
+        last_row = first_row + lane_slots.shape[0]
         if trained.starts.stride(0) == 0:  # all started from the same state: nothing to copy
-            starts = trained.starts[: counts[i]]
+            starts = trained.starts[: lane_slots.shape[0]]
         else:
-            starts = trained.starts[slots[i].to(device)]
-        picked.append(TrainedClients(ids[i], starts, states[i], loss[i], squared_loss[i]))
+            starts = trained.starts[lane_slots.to(device)]
+        picked.append(
+            TrainedClients(
+                ids=trained.ids[lane_slots],
+                starts=starts,
+                states=states[first_row:last_row],
+                loss=trained.loss[lane_slots],
+                squared_loss=trained.squared_loss[lane_slots],
+            )
+        )
+        first_row = last_row
     return picked
 
 
 def deltas_of(clients: Sequence[TrainedClients]) -> Tensor:
     """Return the deltas of all lanes' clients, one lane after the other `[J, d]`."""
     states = states_of(clients)
-    count = clients[0].starts.shape[0]
-    shares_start = all(
-        trained.starts.shape[0] == count and trained.starts.stride(0) == 0 for trained in clients
-    )
-    if count and shares_start:  # one start for each lane is enough
-        lane_starts = torch.cat([trained.starts[:1] for trained in clients])  # [R, d]
+    starts = [trained.starts for trained in clients]
+    count = starts[0].shape[0]
+    if count and all(rows.shape[0] == count and rows.stride(0) == 0 for rows in starts):
+        lane_starts = torch.cat([rows[:1] for rows in starts])  # [R, d] one for each lane is enough
         lane_states = states.unflatten(0, (-1, count))  # [R, K, d]
         return (lane_states - lane_starts[:, None]).flatten(0, 1)
-    return states - torch.cat([trained.starts for trained in clients])
+    return states - torch.cat(starts)
 
 
 def states_of(clients: Sequence[TrainedClients]) -> Tensor:
@@ -92,22 +93,22 @@ def states_of(clients: Sequence[TrainedClients]) -> Tensor:
     return torch.cat(states) if table is None else table
 
 
-def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
+def side_by_side(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return tensors `[n, d]` as one without a copy; None where they are not neighbours in memory.
 
     A trainer returns the states of all lanes as one table, of which each lane gets a slice.
     """
-    first = parts[0]
+    first = tensors[0]
     width = first.shape[1]
     row_bytes = width * first.element_size()
     begin = first.data_ptr()
     rows = 0
-    for part in parts:
-        if part.data_ptr() != begin + rows * row_bytes or part.shape[1] != width:
+    for tensor in tensors:
+        if tensor.data_ptr() != begin + rows * row_bytes or tensor.shape[1] != width:
             return None
-        if part.dtype != first.dtype or not part.is_contiguous():
+        if tensor.dtype != first.dtype or not tensor.is_contiguous():
             return None
-        rows += part.shape[0]
+        rows += tensor.shape[0]
     memory = first.untyped_storage()
     if begin + rows * row_bytes > memory.data_ptr() + memory.nbytes():
         return None  # neighbours by chance, in memory of different tensors
