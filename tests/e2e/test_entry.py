@@ -1,4 +1,4 @@
-"""What holds from the first moment of the command on, before torch is there."""
+"""What the command does before torch is imported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     assert "fedavg" in done.stdout
 
 
-def test_the_version_is_told_without_torch() -> None:
+def test_the_version_is_printed_without_torch() -> None:
     code = (
         "import sys; sys.argv = ['fedglimpse', '--version']; "
         "from fedglimpse.cli.entry import main; "
@@ -58,12 +58,12 @@ def test_the_version_is_told_without_torch() -> None:
     assert done.stdout.startswith("fedglimpse ")
 
 
-def test_the_installed_command_begins_there_too() -> None:
+def test_the_installed_command_begins_with_the_same_function() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["scripts"] == {"fedglimpse": "fedglimpse.cli.entry:main"}
 
 
-def test_what_the_terminal_cannot_show_is_replaced() -> None:
+def test_characters_that_the_terminal_cannot_show_are_replaced() -> None:
     code = (
         "from fedglimpse.cli import entry; entry.replace_unencodable_characters(); "
         "print('−6.9 ± 1', chr(0x3b1), chr(0xdce9))"
@@ -72,7 +72,7 @@ def test_what_the_terminal_cannot_show_is_replaced() -> None:
     assert python("-c", code, PYTHONIOENCODING="utf-8").stdout == "−6.9 ± 1 α ?\n"
 
 
-def test_comparing_and_reporting_where_there_is_only_ascii(tmp_path: Path) -> None:
+def test_comparing_and_reporting_in_an_ascii_locale(tmp_path: Path) -> None:
     command = ["-m", "fedglimpse"]
     words = ["compare", "fedavg", "mifa", "rounds=2", "-q", "--out", "é"]
     done = python(*command, *words, cwd=tmp_path, **PLAIN)

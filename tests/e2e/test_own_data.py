@@ -154,13 +154,13 @@ def test_images_are_run_measured_and_reported(folder: Path) -> None:
     words = ["data.name=own_data:images", "model.name=own_data:net", *WORDS]
     done = call(folder, "run", *words, "local.augment=true", "checkpoint.keep_models=1", "-q")
     assert done.returncode == 0, done.stderr
-    made = folder / "runs" / "own_data_images-fedavg"
-    assert str(made.relative_to(folder)) in done.stdout
-    done = call(folder, "theory", str(made))
+    results = folder / "runs" / "own_data_images-fedavg"
+    assert str(results.relative_to(folder)) in done.stdout
+    done = call(folder, "theory", str(results))
     assert (done.returncode, "own_data:images" in done.stdout) == (0, True), done.stderr
-    done = call(folder, "report", str(made))
+    done = call(folder, "report", str(results))
     assert (done.returncode, "fedavg" in done.stdout) == (0, True), done.stderr
-    assert "counts" in (made / "report" / "report.html").read_text()
+    assert "counts" in (results / "report" / "report.html").read_text()
 
 
 def test_flat_features_are_compared_with_the_model_that_takes_any_shape(folder: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_sweep_takes_own_data(folder: Path) -> None:
     assert not (folder / "s").exists()
 
 
-def test_a_run_that_was_stopped_goes_on_with_the_same_data(here: Path) -> None:
+def test_a_stopped_run_resumes_with_the_same_data(here: Path) -> None:
     config = {**SMALL, "data.name": "own_data:images", "checkpoint.every": 1}
     stops = iter([False, True])
     with pytest.raises(Stopped):
@@ -195,7 +195,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_data(here: Path) -> None:
     assert lines(here / "a") == lines(here / "b")
 
 
-def test_a_run_does_not_go_on_with_other_data(here: Path) -> None:
+def test_a_run_is_not_resumed_with_other_data(here: Path) -> None:
     (here / "scale.txt").write_text("1")
     config = {**SMALL, "data.name": "own_data:scaled", "checkpoint.every": 1}
     stops = iter([False, True])
@@ -210,7 +210,7 @@ def test_a_run_does_not_go_on_with_other_data(here: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_nor_with_another_trace(here: Path) -> None:
+def test_a_run_is_not_resumed_with_another_trace(here: Path) -> None:
     trace = "device,ready_start_s,ready_end_s\n" + "".join(f"{i},0,99999\n" for i in range(12))
     (here / "trace.csv").write_text(trace)
     keys = {"visibility.kind": "trace", "visibility.trace": "trace.csv", "checkpoint.every": 1}
@@ -240,7 +240,7 @@ def test_the_environment_takes_own_data(here: Path) -> None:
     assert 0 <= float(reward) <= 1
 
 
-def test_the_name_is_that_of_the_setting_and_numbers_are_plain(here: Path) -> None:
+def test_the_dataset_is_named_by_the_setting_and_its_numbers_are_plain(here: Path) -> None:
     data = sources.load("own_data:table")
     assert data.name == "own_data:table"  # and not digits, whose model would be taken
     assert [str(x.dtype) for x in (data.x_train, data.y_test)] == ["torch.float32", "torch.int64"]
@@ -253,7 +253,7 @@ def test_every_mistake_is_one_sentence(here: Path, name: str, subject: str) -> N
         sources.load(f"own_data:{name}")
 
 
-def test_data_that_changes_from_call_to_call_is_refused(here: Path) -> None:
+def test_data_that_changes_between_calls_is_refused(here: Path) -> None:
     sources.load("own_data:unseeded")
     with mistake_naming("own_data:unseeded"):
         sources.load("own_data:unseeded")
@@ -274,7 +274,7 @@ def test_the_command_names_it_and_writes_nothing(folder: Path, name: str, subjec
     assert not (folder / "bad").exists()
 
 
-def test_nor_with_another_policy(here: Path) -> None:
+def test_a_run_is_not_resumed_with_another_policy(here: Path) -> None:
     base = {**SMALL, "method": "glimpse", "checkpoint.every": 1}
     for seed in (0, 1):
         run({**base, "seeds": [seed], "agent.save": f"policy-{seed}.pt"})

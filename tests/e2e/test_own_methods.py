@@ -1,4 +1,4 @@
-"""A user's own method: its mistakes are one sentence, it reads nothing private, and may change."""
+"""A user's own method: its mistakes are one sentence, it reads no private data, it may change."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ OWN = f"{__name__}:build"
 GIVEN: dict[str, Any] = {}  # what `build` puts together
 
 
-class Told(UniformRandom):
-    """A random choice that logs what it is told to."""
+class Prescribed(UniformRandom):
+    """Random selection with prescribed answers."""
 
     def select(self, view: View, k: int) -> Choice:
         return Choice(random_slots(view, k), info=GIVEN.get("info", {}))
@@ -53,7 +53,7 @@ class Told(UniformRandom):
 
 
 class Merging(WeightedDelta):
-    """FedAvg's merge, with an answer that can be spoilt."""
+    """FedAvg's aggregation, with an answer that a test may spoil."""
 
     def step(self, state: torch.Tensor, update: Update) -> Any:
         return GIVEN.get("step", lambda s: s)(super().step(state, update))
@@ -91,9 +91,9 @@ class Rated:
 
 
 def build(setting: Setting) -> Method:
-    made = Method(GIVEN.get("selector", Told()), GIVEN.get("aggregator", Merging()))
-    objective = GIVEN.get("objective", made.objective)
-    return Method(made.selector, made.aggregator, objective)
+    method = Method(GIVEN.get("selector", Prescribed()), GIVEN.get("aggregator", Merging()))
+    objective = GIVEN.get("objective", method.objective)
+    return Method(method.selector, method.aggregator, objective)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ def play(out: Path | None = None, **keys: Any) -> Result:
 
 @pytest.mark.parametrize("part", ["feedback", "info"])
 @pytest.mark.parametrize(
-    ("said", "recorded"),
+    ("answer", "recorded"),
     [
         (None, {}),
         ({"x": torch.ones(())}, {"x": 1.0}),
@@ -117,10 +117,10 @@ def play(out: Path | None = None, **keys: Any) -> Result:
         ({"x": {"inner": np.float32(1)}, "word": "w"}, {"x": {"inner": 1.0}, "word": "w"}),
     ],
 )
-def test_what_json_can_hold_is_recorded(
-    part: str, said: Any, recorded: dict[str, Any], given: dict[str, Any], tmp_path: Path
+def test_values_that_json_can_hold_are_recorded(
+    part: str, answer: Any, recorded: dict[str, Any], given: dict[str, Any], tmp_path: Path
 ) -> None:
-    given[part] = said
+    given[part] = answer
     done = play(tmp_path / "o")
     lines = (tmp_path / "o" / "rounds.jsonl").read_text().splitlines()
     for record in (*done.records, *map(json.loads, lines)):
@@ -130,12 +130,12 @@ def test_what_json_can_hold_is_recorded(
 @pytest.mark.parametrize(
     ("wrong", "subject"),
     [
-        ({"feedback": 0.5}, "Told.feedback()"),
-        ({"info": [1]}, "Choice.info of Told.select()"),
+        ({"feedback": 0.5}, "Prescribed.feedback()"),
+        ({"info": [1]}, "Choice.info of Prescribed.select()"),
         ({"feedback": {"q": torch.ones(3)}}, "float32 [3] as 'q'"),
         ({"info": {"q": object()}}, "'q'"),
         ({"info": {"q": [1, {2}]}}, "'q'"),
-        ({"feedback": {3: 1.0}}, "Told.feedback()"),
+        ({"feedback": {3: 1.0}}, "Prescribed.feedback()"),
         ({"feedback": {"server_flops": "many"}}, "server_flops='many'"),
         ({"step": lambda s: None}, "Merging.step"),
         ({"step": lambda s: s[:5]}, "float32 [5]"),
@@ -143,7 +143,7 @@ def test_what_json_can_hold_is_recorded(
         ({"step": lambda s: s * torch.nan}, "Merging.step"),
         ({"aggregator": Weighing()}, "Weighing.applied"),
         ({"aggregator": Bare()}, "applied"),
-        ({"selector": Told}, "Told()"),
+        ({"selector": Prescribed}, "Prescribed()"),
         ({"aggregator": WeightedDelta}, "WeightedDelta()"),
         ({"objective": "prox"}, "LocalObjective"),
         ({"objective": LocalObjective("big")}, "proximal_mu='big'"),  # type: ignore[arg-type]
@@ -164,7 +164,7 @@ class Shuffles(UniformRandom):
         return Choice(torch.arange(k))
 
 
-def test_what_a_method_does_to_its_view_changes_nothing(given: dict[str, Any]) -> None:
+def test_a_method_that_changes_its_view_changes_nothing_else(given: dict[str, Any]) -> None:
     given["selector"] = Shuffles()
     for record in play().records:
         assert record["selected"] == record["visible"][:2]
@@ -173,11 +173,11 @@ def test_what_a_method_does_to_its_view_changes_nothing(given: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("wrong", "subject"),
     [
-        ({"state": None}, "Told.state_dict()"),
+        ({"state": None}, "Prescribed.state_dict()"),
         ({"aggregator": KeepsNothing()}, "KeepsNothing.state_dict()"),
     ],
 )
-def test_no_state_is_refused_at_the_first_checkpoint(
+def test_a_missing_state_is_refused_at_the_first_checkpoint(
     wrong: dict[str, Any], subject: str, given: dict[str, Any], tmp_path: Path
 ) -> None:
     given |= wrong
@@ -194,7 +194,7 @@ def test_options_that_are_no_dataclass_are_one_sentence(
 
     def reading(setting: Setting) -> Method:
         setting.options(Options)
-        return Method(Told(), Merging())
+        return Method(Prescribed(), Merging())
 
     monkeypatch.setattr(sys.modules[__name__], "build", reading)
     with mistake_naming("options(Options)"):
@@ -224,7 +224,7 @@ def test_private_labels_need_a_permission_and_leave_a_mark(
     assert [row.oracle for row in analyse(load_study(tmp_path / "o")).rows] == [True]
 
 
-def test_the_permission_is_no_option_that_an_author_declares(
+def test_the_permission_for_oracles_is_not_an_option_of_the_method(
     given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = []
@@ -240,7 +240,7 @@ def test_the_permission_is_no_option_that_an_author_declares(
         play(**{"options.allow_oracle": True, "options.rat": 0.5})
 
 
-def test_the_mark_cannot_be_taken_off(given: dict[str, Any]) -> None:
+def test_the_mark_of_an_oracle_cannot_be_removed(given: dict[str, Any]) -> None:
     class Hiding(ReadsLabels):
         def feedback(self, outcome: Outcome) -> Any:
             return {"oracle": False}
@@ -251,7 +251,7 @@ def test_the_mark_cannot_be_taken_off(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("method", [OWN, "fedavg", "f3ast"])
-def test_a_permission_that_nobody_needs_is_refused(method: str) -> None:
+def test_a_needless_permission_is_refused(method: str) -> None:
     """Reports would mark it as an oracle."""
     with mistake_naming("options.allow_oracle"):
         run({"method": method, "options.allow_oracle": True, **SMALL})
@@ -259,7 +259,7 @@ def test_a_permission_that_nobody_needs_is_refused(method: str) -> None:
     assert "oracle" not in play().records[0]
 
 
-def test_compare_gives_the_permission_to_who_needs_it(
+def test_compare_gives_the_permission_to_oracles_only(
     given: dict[str, Any], tmp_path: Path
 ) -> None:
     given["selector"] = ReadsLabels()
@@ -352,7 +352,7 @@ def test_resuming_with_other_code_is_refused(
 
 
 @pytest.mark.parametrize("name", ["model.name", "data.name"])
-def test_code_of_a_model_and_of_data_is_looked_at_too(
+def test_code_of_models_and_data_is_checked_too(
     name: str, write: Callable[..., None], tmp_path: Path
 ) -> None:
     text = NET if name == "model.name" else DATA
@@ -364,7 +364,7 @@ def test_code_of_a_model_and_of_data_is_looked_at_too(
         run(config, tmp_path / "o", resume=True)
 
 
-def test_what_was_loaded_counts_not_what_the_file_says_now(
+def test_the_imported_code_counts_not_the_present_file(
     write: Callable[..., None], tmp_path: Path
 ) -> None:
     stopped(MINE, tmp_path / "o")
@@ -375,9 +375,7 @@ def test_what_was_loaded_counts_not_what_the_file_says_now(
     assert code_in(tmp_path / "o") == code_in(tmp_path / "again")
 
 
-def test_a_run_that_has_nothing_to_keep_begins_again(
-    write: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_run_without_a_checkpoint_starts_over(write: Callable[..., None], tmp_path: Path) -> None:
     """Such as one that was killed before its first checkpoint."""
     stopped(MINE, tmp_path / "o")
     (tmp_path / "o" / "checkpoint.pt").unlink()
@@ -390,7 +388,7 @@ def test_a_run_that_has_nothing_to_keep_begins_again(
 @pytest.mark.parametrize(
     "fault", ["k // (1 - view.round_num)", "k + 9 * view.round_num", "[k, 'x'][view.round_num]"]
 )
-def test_code_that_failed_may_be_mended(
+def test_code_that_failed_may_be_fixed(
     fault: str, write: Callable[..., None], tmp_path: Path
 ) -> None:
     write(SOURCE.format(name="First", k=fault))
@@ -406,7 +404,9 @@ def test_code_that_failed_may_be_mended(
         run(MINE, tmp_path / "o", resume=True)
 
 
-def test_folders_from_before_are_accepted(write: Callable[..., None], tmp_path: Path) -> None:
+def test_folders_without_hashes_of_code_are_accepted(
+    write: Callable[..., None], tmp_path: Path
+) -> None:
     stopped(MINE, tmp_path / "o")
     file = tmp_path / "o" / "environment.json"
     there = json.loads(file.read_text())
@@ -416,7 +416,9 @@ def test_folders_from_before_are_accepted(write: Callable[..., None], tmp_path: 
     assert len(run(MINE, tmp_path / "o", resume=True).records) == 2
 
 
-def test_the_command_line_says_so(write: Callable[..., None], tmp_path: Path) -> None:
+def test_compare_refuses_to_resume_with_other_code(
+    write: Callable[..., None], tmp_path: Path
+) -> None:
     words = ["own_method:build", "fedavg", *TINY, "--out", str(tmp_path / "o"), "-q"]
     assert CliRunner().invoke(app, ["compare", *words]).exit_code == 0
     write(OTHER)
@@ -450,7 +452,7 @@ def test_a_sweep_with_other_code_is_refused(write: Callable[..., None], tmp_path
     assert run_sweep(plan, out, QUIET).done == 2
 
 
-def test_results_of_other_code_are_not_taken(write: Callable[..., None], tmp_path: Path) -> None:
+def test_results_of_other_code_are_not_reused(write: Callable[..., None], tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SWEEP)
     plan, old = read_plan(tmp_path / "s.toml"), tmp_path / "old"
     run_sweep(plan, old, QUIET)

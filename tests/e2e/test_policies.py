@@ -17,7 +17,7 @@ AGENT = {
 }  # fmt: skip
 
 
-def test_a_policy_knows_its_sketches(tmp_path: Path) -> None:
+def test_a_policy_stores_its_sketch_settings(tmp_path: Path) -> None:
     file = str(tmp_path / "policy.pt")
     run({**AGENT, "agent.save": file})
     run({**AGENT, "agent.load": file})
@@ -31,12 +31,12 @@ def test_a_policy_knows_its_sketches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "favor"])
 @pytest.mark.parametrize("key", ["save", "load"])
-def test_a_method_without_a_policy_takes_none(method: str, key: str, tmp_path: Path) -> None:
+def test_only_methods_with_a_policy_accept_one(method: str, key: str, tmp_path: Path) -> None:
     with mistake_naming(f"method={method}"):
         run({"method": method, "rounds": 1, f"agent.{key}": str(tmp_path / "p.pt")})
 
 
-def test_a_policy_of_several_seeds_is_found(tmp_path: Path) -> None:
+def test_policies_of_several_seeds_have_a_file_each(tmp_path: Path) -> None:
     file = str(tmp_path / "policy.pt")
     run({**AGENT, "seeds": [0, 1], "agent.save": file})
     with mistake_naming(str(tmp_path / "policy-0.pt")):

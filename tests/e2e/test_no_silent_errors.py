@@ -1,4 +1,4 @@
-"""What would have given wrong results in silence, or lost some, ends in a sentence."""
+"""What would give wrong results silently, or lose some, is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ SHORT = {"rounds": 6, "checkpoint.every": 2, "evaluate.every": 2}
 
 
 class Logging(UniformRandom):
-    """A random choice that logs what it is told to, and keeps what it is told to."""
+    """Random selection with a prescribed log and state."""
 
     logged: dict[str, Any] = {}  # noqa: RUF012
-    kept: dict[str, Any] = {}  # noqa: RUF012
+    state: dict[str, Any] = {}  # noqa: RUF012
 
     def feedback(self, outcome: Outcome) -> dict[str, Any]:
         return self.logged
 
     def state_dict(self) -> dict[str, Any]:
-        return self.kept
+        return self.state
 
 
 def logging(setting: Setting) -> Method:
@@ -45,9 +45,9 @@ OWN = {"method": f"{__name__}:logging", **SHORT}
 
 
 def stopped_after(rounds: int, config: dict[str, Any], out: Path) -> None:
-    left = iter(range(rounds - 1, -1, -1))
+    rounds_left = iter(range(rounds - 1, -1, -1))
     with pytest.raises(Stopped):
-        run(config, out, should_stop=lambda: next(left) == 0)
+        run(config, out, should_stop=lambda: next(rounds_left) == 0)
 
 
 @pytest.mark.parametrize("before", [{"options.server_lr": 0.1}, {}])
@@ -61,13 +61,15 @@ def test_resuming_with_other_options_is_refused(before: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize("name", ["accuracy", "round", "uplink_bytes"])
-def test_nobody_logs_by_a_name_that_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selector_cannot_log_by_a_measured_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Logging, "logged", {name: 1.0})
     with mistake_naming(f"'{name}'"):
         run(OWN)
 
 
-def test_a_number_called_q_is_no_row_of_scores(
+def test_a_logged_number_called_q_is_not_read_as_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Logging, "logged", {"q": 1.0})
@@ -82,20 +84,20 @@ def test_no_method_ignores_an_option(method: str) -> None:
         run({"method": method, "options.typo_here": 1, **SHORT, **oracle})
 
 
-@pytest.mark.parametrize("left", [200, 0, None])
-def test_rounds_that_are_gone_are_missed(left: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [200, 0, None])
+def test_missing_rounds_are_noticed(size: int | None, tmp_path: Path) -> None:
     stopped_after(4, {"method": "fedavg", **SHORT}, tmp_path / "o")
     rounds = tmp_path / "o" / "rounds.jsonl"
-    if left is None:
+    if size is None:
         rounds.unlink()
     else:
-        os.truncate(rounds, left)
+        os.truncate(rounds, size)
     with mistake("--out"):
         run({"method": "fedavg", **SHORT}, tmp_path / "o", resume=True)
-    assert not rounds.exists() or rounds.stat().st_size == left
+    assert not rounds.exists() or rounds.stat().st_size == size
 
 
-def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
+def test_a_run_folder_belongs_to_one_process(tmp_path: Path) -> None:
     config = {"method": "fedavg", **SHORT}
     stopped_after(2, config, tmp_path / "o")
     with (
@@ -107,7 +109,7 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
     assert not list((tmp_path / "o").glob("*.lock"))
 
 
-def test_a_report_never_takes_the_place_of_what_it_reports(tmp_path: Path) -> None:
+def test_a_report_never_overwrites_its_results(tmp_path: Path) -> None:
     run({"method": "fedavg", **SHORT}, tmp_path / "o")
     before = sorted(p.name for p in (tmp_path / "o").iterdir())
     done = CliRunner().invoke(app, ["report", str(tmp_path / "o"), "--out", str(tmp_path / "o")])
@@ -116,18 +118,18 @@ def test_a_report_never_takes_the_place_of_what_it_reports(tmp_path: Path) -> No
     assert sorted(p.name for p in (tmp_path / "o").iterdir()) == before
 
 
-@pytest.mark.parametrize("kept", [np.zeros(2), Path("x")])
+@pytest.mark.parametrize("state", [np.zeros(2), Path("x")])
 def test_a_state_that_cannot_be_read_back_is_refused_at_once(
-    kept: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Logging, "kept", {"own": kept})
+    monkeypatch.setattr(Logging, "state", {"own": state})
     with mistake_naming(str(tmp_path / "o")):
         run(OWN, tmp_path / "o")
     assert not (tmp_path / "o" / "checkpoint.pt").exists()
 
 
 @pytest.mark.parametrize("text", ["p😀.pt", "tab\tand \x7f", 'a "quote" and \\'])
-def test_any_text_comes_back_from_the_file(text: str, tmp_path: Path) -> None:
+def test_any_text_survives_the_file(text: str, tmp_path: Path) -> None:
     config = resolve({"agent.save": text})
     (tmp_path / "config.toml").write_text(config.to_toml())
     assert build(read_toml(tmp_path / "config.toml")) == config
@@ -139,14 +141,14 @@ def test_options_that_no_file_can_hold_are_refused(word: str) -> None:
         load(None, [word])
 
 
-def test_an_empty_configuration_is_no_run(tmp_path: Path) -> None:
+def test_an_empty_configuration_is_not_resumed(tmp_path: Path) -> None:
     stopped_after(2, {"method": "fedavg", **SHORT}, tmp_path / "o")
     (tmp_path / "o" / "config.toml").write_text("")
     with mistake("--out"):
         run(resolve({}), tmp_path / "o", resume=True)
 
 
-def test_visibility_that_can_never_suffice_is_refused() -> None:
+def test_a_minimum_of_visible_clients_that_cannot_be_met_is_refused() -> None:
     with mistake("visibility.min_visible"):
         run({"visibility.min_visible": 11, **SHORT})
     uneven = {"data.clients": 26, "visibility.min_visible": 10, **SHORT}  # clusters of 8 and 9
@@ -160,12 +162,12 @@ def test_clients_that_cannot_train_are_refused(few: dict[str, int]) -> None:
         run({**few, **SHORT})
 
 
-def test_a_trace_that_is_not_replayed_is_refused() -> None:
+def test_a_trace_without_effect_is_refused() -> None:
     with mistake("visibility.trace"):
         run({"visibility.trace": "x.csv", **SHORT})
 
 
-def test_momentum_that_does_nothing_is_refused() -> None:
+def test_momentum_without_effect_is_refused() -> None:
     with mistake("local.momentum"):
         run({"local.optimizer": "adam", "local.momentum": 0.9, **SHORT})
 
@@ -177,7 +179,7 @@ def test_a_run_that_learnt_nothing_says_so(tmp_path: Path) -> None:
     assert "no update was used in any of 2 rounds" in done.output
 
 
-def test_where_a_policy_goes_is_checked_before_it_is_learnt(tmp_path: Path) -> None:
+def test_the_file_of_a_policy_is_checked_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path, tmp_path / "file" / "p.pt"):
         with mistake_naming(f"agent.save={place}"):
