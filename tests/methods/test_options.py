@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 import fakes
+from fedglimpse.config.loading import resolve
+from fedglimpse.fields import setting as option
 from fedglimpse.methods import registry
+from fedglimpse.methods.base import Setting
 from mistakes import mistake
 
 IMPOSSIBLE: list[tuple[str, str, Any]] = [
@@ -64,3 +69,20 @@ def test_a_method_without_options_refuses_any(method: str) -> None:
 def test_an_unknown_method_is_refused() -> None:
     with mistake("method"):
         registry.find("fedavgg")
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    rate: float = option(1.0, "of anything", above=0)
+    plain: int = 3
+
+
+def test_options_of_a_users_method_may_declare_ranges() -> None:
+    def read(rate: float) -> OwnOptions:
+        config = resolve({"options.rate": rate, "options.plain": 4})
+        setting = Setting(config, 0, torch.full((4,), 10), num_classes=2, num_params=5)
+        return setting.options(OwnOptions)
+
+    assert read(0.5) == OwnOptions(0.5, 4)
+    with mistake("options.rate"):
+        read(-0.5)
