@@ -26,7 +26,7 @@ from fedglimpse.config.loading import parse_words
 from fedglimpse.env.arrays import Shape, as_arrays, chosen_slots, info_of
 from fedglimpse.env.settings import Settings, settings_of
 from fedglimpse.env.stepper import LaneStepper
-from fedglimpse.runs.build import Parts
+from fedglimpse.runs.build import WorldSetup
 
 RESULT = Path(__file__).parent / "results" / "environment.json"
 TARGET = 8.0  # times as many steps per second
@@ -36,8 +36,8 @@ TURN = 10  # steps of one side before those of the other
 class Lanes:
     """A stepper with the arrays that go in and out of an environment."""
 
-    def __init__(self, settings: Settings, seeds: list[int], parts: Parts) -> None:
-        self.stepper = LaneStepper(settings, len(seeds), parts)
+    def __init__(self, settings: Settings, seeds: list[int], setup: WorldSetup) -> None:
+        self.stepper = LaneStepper(settings, len(seeds), setup)
         self.shape = Shape.of(self.stepper)
         self.stepper.restart(dict(enumerate(seeds)))
         self.stepper.observe()
@@ -121,11 +121,11 @@ def measure(words: argparse.Namespace) -> dict[str, Any]:
     lanes, warm_up = words.lanes, words.warm_up
     config = {"data.name": "hapt", "method": "fedavg-window", "engine.device": words.device}
     settings = settings_of(config | parse_words(words.keys))
-    parts = Parts.of(settings.config)
+    setup = WorldSetup.of(settings.config)
     seeds = list(range(lanes))
     sides: dict[str, Callable[[], list[Lanes]]] = {
-        "vector": lambda: [Lanes(settings, seeds, parts)],
-        "loop": lambda: [Lanes(settings, [seed], parts) for seed in seeds],
+        "vector": lambda: [Lanes(settings, seeds, setup)],
+        "loop": lambda: [Lanes(settings, [seed], setup) for seed in seeds],
     }
     slots = sides["vector"]()[0].shape.slots
     draw = np.random.Generator(np.random.PCG64(0))

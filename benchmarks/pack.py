@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedglimpse.cli.bench import Stopwatch, random_data, watch_round
 from fedglimpse.config.checks import pick_device
-from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.build import WorldSetup, world_of
 from fedglimpse.runs.provenance import code
 from fedglimpse.runs.rounds import run_round, selectors_of
 from fedglimpse.runs.selectors import Selectors
@@ -39,7 +39,7 @@ def pack(words: list[str], device: torch.device) -> World:
     fits = cell_filter(words)
     runs = [configs[cell.id] for cell in cells if fits(cell, configs[cell.id])]
     data = random_data(runs[0].data.name).to(device)
-    return world_of(Parts(runs[0], data, device, "bf16" if cuda else "fp32"), runs)
+    return world_of(WorldSetup(runs[0], data, device, "bf16" if cuda else "fp32"), runs)
 
 
 def milliseconds(world: World, selectors: Selectors, rounds: int, clock: Stopwatch) -> float:

@@ -11,7 +11,7 @@ from job import BATCH, EPOCHS, LR, Case, contest
 
 from fedglimpse.config.loading import resolve
 from fedglimpse.data.dataset import Dataset
-from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.build import WorldSetup, world_of
 from fedglimpse.runs.rounds import run_round, selectors_of
 from fedglimpse.version import VERSION
 
@@ -42,7 +42,8 @@ def play(case: Case, rounds: int, threads: int) -> list[float]:
             "engine.device": "cpu",
         }
     )
-    world = world_of(Parts(config, dataset(case, proxy), torch.device("cpu"), "fp32"), [config])
+    setup = WorldSetup(config, dataset(case, proxy), torch.device("cpu"), "fp32")
+    world = world_of(setup, [config])
     assert world.lanes[0].population.sizes.tolist() == [case.samples] * case.clients
     selectors = selectors_of(world)
     records = [run_round(world, True, selectors)[0] for _ in range(rounds)]

@@ -55,7 +55,7 @@ from fedglimpse.config.schema import Config
 from fedglimpse.federation.aggregation import TemporalWindow
 from fedglimpse.methods.base import Stateless
 from fedglimpse.methods.oracle_balance import evenness
-from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.build import WorldSetup, world_of
 from fedglimpse.runs.rounds import selectors_of
 from fedglimpse.simulation.client_reports import proxy_examples
 from fedglimpse.simulation.trained_clients import TrainedClients
@@ -114,7 +114,7 @@ def subsets_of(view: View, k: int) -> Tensor:
 def world_for(config: Config, seeds: Sequence[int]) -> tuple[World, list[str]]:
     """Return a world with a lane for each chooser and seed, and who chooses in each."""
     agent = replace(config, method="glimpse", seeds=tuple(seeds))
-    world = world_of(Parts.of(agent), [agent] * len(CHOOSERS))
+    world = world_of(WorldSetup.of(agent), [agent] * len(CHOOSERS))
     names = [name for name in CHOOSERS for _ in seeds]
     for lane, name in zip(world.lanes, names, strict=True):
         if name != "glimpse":

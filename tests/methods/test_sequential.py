@@ -5,7 +5,7 @@ import torch
 
 import fakes
 from fedglimpse.federation.state import Layout
-from fedglimpse.runs.build import Parts
+from fedglimpse.runs.build import WorldSetup
 from fedglimpse.runs.experiment import run
 
 
@@ -54,7 +54,7 @@ def test_snake_trains_every_block_however_few_are_visible() -> None:
     few = {"visibility.cluster_size": 1, "selection.k": 4, "rounds": 8}
     done = run({"method": "snake", "data.name": "digits", **few})
     assert done.world.lanes[0].visits == 8
-    model = Parts.of(done.config).model(0)
+    model = WorldSetup.of(done.config).model(0)
     layout = Layout.of(model)
     before, after = layout.unpack(layout.read(model)), layout.unpack(done.world.states[0])
     assert not [e.name for e in layout.params if torch.equal(before[e.name], after[e.name])]

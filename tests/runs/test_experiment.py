@@ -13,7 +13,7 @@ import torch
 
 import fedglimpse
 from fedglimpse.config.loading import resolve
-from fedglimpse.runs.build import Parts, build_world, together_key, world_of
+from fedglimpse.runs.build import WorldSetup, build_world, together_key, world_of
 from fedglimpse.runs.experiment import Stopped, run, run_together
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.runs.rounds import restore, run_round, snapshot
@@ -48,8 +48,8 @@ def test_lanes_together_equal_lanes_alone() -> None:
 def test_worlds_on_the_same_parts_do_not_meet(trainer: str) -> None:
     """They take turns with one trainer and one sketch."""
     config = resolve({**SMALL, "method": "glimpse", "engine.trainer": trainer})
-    parts = Parts.of(config)
-    worlds = [world_of(parts, [replace(config, seeds=(seed,))]) for seed in (5, 6)]
+    setup = WorldSetup.of(config)
+    worlds = [world_of(setup, [replace(config, seeds=(seed,))]) for seed in (5, 6)]
     assert worlds[0].trainer is worlds[1].trainer
     turns = [[run_round(world, True)[0] for world in worlds] for _ in range(3)]
     for lane, seed in enumerate((5, 6)):

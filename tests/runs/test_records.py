@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedglimpse.config.loading import resolve
-from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.storage import checkpoint
 from fedglimpse.storage.checkpoint import settle
@@ -94,13 +93,14 @@ def test_a_checkpoint_of_another_version_is_refused(
 ) -> None:
     folder, _ = opened(tmp_path / "r")
     folder.append([{"round": 0}])
-    monkeypatch.setattr(checkpoint, "FORMAT", 99)
-    folder.save({})
-    monkeypatch.undo()
-    with pytest.raises(UserError):
-        opened(tmp_path / "r", resume=True)
+    for other in (checkpoint.FORMAT - 1, 99):
+        monkeypatch.setattr(checkpoint, "FORMAT", other)
+        folder.save({})
+        monkeypatch.undo()
+        with mistake("--resume"):
+            opened(tmp_path / "r", resume=True)
     folder.checkpoint.path.write_bytes(b"not a checkpoint")
-    with pytest.raises(UserError):
+    with mistake("--resume"):
         opened(tmp_path / "r", resume=True)
     assert len(folder.read()) == 1
 

@@ -29,7 +29,7 @@ from fedglimpse.config.schema import Config
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.federation.devices import Precision, check_precision
-from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.build import WorldSetup, world_of
 from fedglimpse.runs.folder import write_atomically, writing
 from fedglimpse.runs.provenance import environment
 from fedglimpse.runs.rounds import run_round, selectors_of
@@ -120,8 +120,8 @@ def noise_world(config: Config) -> tuple[World, torch.device]:
     """Build a world on noise instead of its dataset; also return its device."""
     device = pick_device(config.engine.device)
     dataset = random_data(config.data.name).to(device)
-    parts = Parts(config, dataset, device, cast(Precision, config.engine.precision))
-    return world_of(parts, [config]), device
+    setup = WorldSetup(config, dataset, device, cast(Precision, config.engine.precision))
+    return world_of(setup, [config]), device
 
 
 @dataclass

@@ -45,7 +45,7 @@ class Shape:
     def of(stepper: LaneStepper) -> Shape:
         """Work out the sizes of a stepper's observations."""
         config = stepper.settings.config
-        dataset = stepper.parts.dataset
+        dataset = stepper.setup.dataset
         lane = stepper.world.lanes[0]
         widths = {
             "sketch": config.sketch.size,

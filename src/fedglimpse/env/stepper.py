@@ -19,7 +19,7 @@ from fedglimpse.agent.inputs import History
 from fedglimpse.env.settings import Settings
 from fedglimpse.errors import UserError, require
 from fedglimpse.methods.base import Stateless
-from fedglimpse.runs.build import Parts, world_of
+from fedglimpse.runs.build import WorldSetup, world_of
 from fedglimpse.simulation.plugin_checks import check_choice
 from fedglimpse.simulation.world import Lane
 from fedglimpse.types import Choice, Outcome, View, Visibility
@@ -81,13 +81,13 @@ class LaneStepper:
     with the observations of the next round.
     """
 
-    def __init__(self, settings: Settings, num_lanes: int, parts: Parts | None = None) -> None:
+    def __init__(self, settings: Settings, num_lanes: int, setup: WorldSetup | None = None) -> None:
         """Build the world.
 
         Args:
             settings: what to build.
             num_lanes: R, federations side by side.
-            parts: dataset and device, where they exist already.
+            setup: dataset and device, where they exist already.
         """
         require(
             num_lanes >= 1, f"num_envs={num_lanes} is too small: use 1 or more.", key="num_envs"
@@ -95,8 +95,8 @@ class LaneStepper:
         config = replace(settings.config, seeds=tuple(range(num_lanes)))
         self.settings = settings
         self.num_lanes = num_lanes
-        self.parts = Parts.of(settings.config) if parts is None else parts
-        self.world = world_of(self.parts, [config])
+        self.setup = WorldSetup.of(settings.config) if setup is None else setup
+        self.world = world_of(self.setup, [config])
         self.seeds: list[int | None] = [None] * num_lanes  # None: no episode has begun
         self.histories = [self._new_history() for _ in range(num_lanes)]
         self.observations: list[LaneObservation] = []  # empty until `observe` is called
@@ -172,13 +172,13 @@ class LaneStepper:
         config = self.settings.config
         vary = self.settings.vary
         fixed_seed = config.seeds[0]  # of what does not vary
-        lane = self.parts.lane(config, seed if "partition" in vary else fixed_seed)
+        lane = self.setup.lane(config, seed if "partition" in vary else fixed_seed)
         lane.seed = seed
         if "visibility" not in vary:
             lane.visibility = FixedVisibility(lane.visibility, fixed_seed)
         selector = ExternalSelector(self.settings.needs | {"global_sketch"})
         lane.method = replace(lane.method, selector=selector, takes_all=False)
-        state = self.parts.start(seed if "model" in vary else fixed_seed)
+        state = self.setup.start(seed if "model" in vary else fixed_seed)
         return lane, state
 
     def _new_history(self) -> History:
@@ -204,7 +204,7 @@ class LaneStepper:
     def _result(self, lane: Lane, outcome: Outcome | None, record: dict[str, Any]) -> StepResult:
         per_class = lane.reward.per_class
         if per_class is None:
-            per_class = torch.zeros(self.parts.dataset.num_classes)
+            per_class = torch.zeros(self.setup.dataset.num_classes)
         accuracy = record["accuracy"]
         if self.settings.target_on == "proxy":
             accuracy = None if outcome is None else outcome.score
@@ -246,6 +246,6 @@ class LaneStepper:
         self.load_state_dict(stored["state"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LaneStepper:
-        stepper = LaneStepper(self.settings, self.num_lanes, self.parts)  # the data is shared
+        stepper = LaneStepper(self.settings, self.num_lanes, self.setup)  # the data is shared
         stepper.load_state_dict(copy.deepcopy(self.state_dict()))
         return stepper

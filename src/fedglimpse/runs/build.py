@@ -17,7 +17,7 @@ from fedglimpse.data.custom import is_own
 from fedglimpse.data.dataset import Dataset, as_input
 from fedglimpse.data.population import Population, build_population
 from fedglimpse.data.sources import load
-from fedglimpse.errors import UserError
+from fedglimpse.errors import require
 from fedglimpse.federation.costs import CostModel, ModelFlops
 from fedglimpse.federation.devices import Precision, check_precision
 from fedglimpse.federation.models import Norm, build_model
@@ -56,8 +56,8 @@ SHARED_KEYS = (
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the lanes of a world share: data, model, trainer, sketch. Worlds can share it too.
+class WorldSetup:
+    """What the lanes of a world share: data, model, trainer, sketch. Worlds may share it too.
 
     Of `config`, only the keys of `together_key` are read.
     """
@@ -68,7 +68,7 @@ class Parts:
     precision: Precision
 
     @staticmethod
-    def of(config: Config) -> Parts:
+    def of(config: Config) -> WorldSetup:
         """Check `config` and load its data."""
         check(config)
         device = pick_device(config.engine.device)
@@ -76,7 +76,7 @@ class Parts:
         check_precision(device, precision)
         registry.find(config.method)  # an unknown method is noticed before data is loaded
         dataset = load(config.data.name).to(device)
-        return Parts(config, dataset, device, precision)
+        return WorldSetup(config, dataset, device, precision)
 
     @cached_property
     def trainer(self) -> LocalTrainer:
@@ -110,12 +110,12 @@ class Parts:
         """Return one federation of `config`, at round 0."""
         population = population_of(config, self.dataset, seed)
         check_counts(config, population.num_clients)
-        if int(population.sizes.max()) < 2:
-            raise UserError(
-                f"None of the {population.num_clients} clients has more than one example, and a "
-                "batch of one is skipped: lower data.clients or raise data.samples.",
-                key="data.clients",
-            )
+        require(
+            int(population.sizes.max()) > 1,
+            f"None of the {population.num_clients} clients has more than one example, and a batch "
+            "of one is skipped: lower data.clients or raise data.samples.",
+            key="data.clients",
+        )
         setting = Setting(
             config=config,
             seed=seed,
@@ -157,57 +157,57 @@ def build_world(config: Config | Sequence[Config]) -> World:
         check(other)
         registry.find(other.method)
         _check_together(configs[0], other)
-    return world_of(Parts.of(configs[0]), configs)
+    return world_of(WorldSetup.of(configs[0]), configs)
 
 
-def world_of(parts: Parts, configs: Sequence[Config]) -> World:
-    """Build the world of configurations that were checked, on existing parts."""
+def world_of(setup: WorldSetup, configs: Sequence[Config]) -> World:
+    """Build the world of configurations that were checked, from what they share."""
     lanes: list[Lane] = []
     initial_states: list[Tensor] = []
     for config in configs:
         for seed in config.seeds:
-            lanes.append(parts.lane(config, seed))
-            initial_states.append(parts.start(seed))
-    model = parts.model(parts.config.seeds[0])
+            lanes.append(setup.lane(config, seed))
+            initial_states.append(setup.start(seed))
+    model = setup.model(setup.config.seeds[0])
     layout = Layout.of(model)
     evaluator = Evaluator(
         model,
-        parts.dataset.num_classes,
-        parts.precision,
-        parts.device.type == "cpu" and has_convolutions(model),  # channels last
-        many_models(model, parts.dataset.input_shape, parts.device, parts.precision),
+        setup.dataset.num_classes,
+        setup.precision,
+        setup.device.type == "cpu" and has_convolutions(model),  # channels last
+        many_models(model, setup.dataset.input_shape, setup.device, setup.precision),
     )
     sizes = Sizes(
         state=layout.size,
-        sketch=parts.config.sketch.size,
+        sketch=setup.config.sketch.size,
         proxy=len(lanes[0].population.proxy),
-        classes=parts.dataset.num_classes,
+        classes=setup.dataset.num_classes,
     )
     return World(
-        dataset=parts.dataset,
+        dataset=setup.dataset,
         lanes=lanes,
         start=torch.stack(initial_states),
-        trainer=parts.trainer,
+        trainer=setup.trainer,
         evaluator=evaluator,
-        reporter=Reporter(parts.sketch, layout.num_params, evaluator),
-        costs=CostModel(flops=_flops(parts), sizes=sizes, epochs=parts.config.local.epochs),
+        reporter=Reporter(setup.sketch, layout.num_params, evaluator),
+        costs=CostModel(flops=_flops(setup), sizes=sizes, epochs=setup.config.local.epochs),
     )
 
 
-def _flops(parts: Parts) -> ModelFlops:
-    two_examples = as_input(parts.dataset.x_train[:2])
-    return ModelFlops.of(parts.model(0), two_examples, parts.dataset.num_classes)
+def _flops(setup: WorldSetup) -> ModelFlops:
+    two_examples = as_input(setup.dataset.x_train[:2])
+    return ModelFlops.of(setup.model(0), two_examples, setup.dataset.num_classes)
 
 
 def _check_together(first: Config, other: Config) -> None:
     expected = dict(together_key(first))
     for key, value in together_key(other):
-        if value != expected[key]:
-            raise UserError(
-                f"Runs with {key}={expected[key]!r} and {key}={value!r} cannot share a world: run "
-                "them separately.",
-                key=key,
-            )
+        require(
+            value == expected[key],
+            f"Runs with {key}={expected[key]!r} and {key}={value!r} cannot share a world: run them "
+            "separately.",
+            key=key,
+        )
 
 
 def population_of(config: Config, dataset: Dataset, seed: int) -> Population:

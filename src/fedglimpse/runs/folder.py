@@ -25,7 +25,7 @@ from fedglimpse.config import retired
 from fedglimpse.config.loading import build, read_stored, read_toml
 from fedglimpse.config.presets import VALUES_ALONE
 from fedglimpse.config.schema import Config
-from fedglimpse.errors import UserError
+from fedglimpse.errors import UserError, require
 from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
 from fedglimpse.runs.provenance import changed_input, earlier_sources, environment, inputs_of
 from fedglimpse.storage.checkpoint import Checkpoint, settle
@@ -55,19 +55,20 @@ class RunFolder:
         """Raise UserError if the folder holds something else; nothing is changed."""
         if not self.path.exists():
             return
-        if not self.path.is_dir():
-            raise UserError(f"--out {self.path} is a file: name a folder.", key="--out")
+        require(self.path.is_dir(), f"--out {self.path} is a file: name a folder.", key="--out")
         if self.config.exists():
             self._check_same_run(config)
             self.check_code(config)
-            if not resume:
-                raise UserError(
-                    f"{self.path} already holds this run: add --resume to continue it, or choose "
-                    "another --out.",
-                    key="--resume",
-                )
-        elif any(file.suffix not in ALLOWED_IN_NEW for file in self.path.iterdir()):
-            raise UserError(
+            require(
+                resume,
+                f"{self.path} already holds this run: add --resume to continue it, or choose "
+                "another --out.",
+                key="--resume",
+            )
+            return
+        for file in self.path.iterdir():
+            require(
+                file.suffix in ALLOWED_IN_NEW,
                 f"{self.path} is not empty and holds no run: choose a new or empty folder as "
                 "--out.",
                 key="--out",
@@ -75,12 +76,12 @@ class RunFolder:
 
     def check_simulated(self) -> None:
         """Raise UserError if the folder holds a run on devices; nothing is changed."""
-        if self.clients.exists():
-            raise UserError(
-                f"{self.path} holds a run on devices: resume it with its Flower app, or choose "
-                "another --out.",
-                key="--out",
-            )
+        require(
+            not self.clients.exists(),
+            f"{self.path} holds a run on devices: resume it with its Flower app, or choose another "
+            "--out.",
+            key="--out",
+        )
 
     def check_code(self, config: Config) -> None:
         """Raise UserError if code or data have changed since the saved rounds were run."""
@@ -88,25 +89,27 @@ class RunFolder:
         if not any(path.exists() for path in saved):
             return  # nothing is saved, so the run starts again from round 0
         stored = stored_environment(self.path)
-        if file := changed_code(stored, config.flat()):
-            raise UserError(
-                f"{file} has changed since this run began: choose another --out, or restore the "
-                "file.",
-                key="--out",
-            )
-        if key := changed_input(stored, config.flat()):
-            raise UserError(
-                f"The file or data behind {key}={config.flat()[key]} has changed since this run "
-                "began: choose another --out, or restore it.",
-                key=key,
-            )
+        values = config.flat()
+        file = changed_code(stored, values)
+        require(
+            not file,
+            f"{file} has changed since this run began: choose another --out, or restore the file.",
+            key="--out",
+        )
+        key = changed_input(stored, values)
+        require(
+            not key,
+            f"The file or data behind {key}={values.get(key)} has changed since this run began: "
+            "choose another --out, or restore it.",
+            key=key,
+        )
         version = stored.get("fedglimpse", VERSION)
-        if version != VERSION and not self.summary.exists():
-            raise UserError(
-                f"{self.path} was started with version {version}, but this is {VERSION}: resume "
-                "it with that version, or choose another --out.",
-                key="--out",
-            )
+        require(
+            version == VERSION or self.summary.exists(),
+            f"{self.path} was started with version {version}, but this is {VERSION}: resume it "
+            "with that version, or choose another --out.",
+            key="--out",
+        )
 
     def allow_code_change(self) -> None:
         """Accept other user code on resuming, because this one failed; its hash stays on record."""
@@ -207,23 +210,22 @@ class RunFolder:
         for key in {**values, **stored_values}:
             stored = stored_values.get(key)
             value = values.get(key)
-            if stored != value and not key.startswith(FREE_TO_CHANGE):
-                raise UserError(
-                    f"{self.path} holds another run, with {key}={_shown(stored)} instead of "
-                    f"{_shown(value)}: choose another --out, or use the same settings to resume "
-                    "it.",
-                    key=key,
-                )
+            require(
+                stored == value or key.startswith(FREE_TO_CHANGE),
+                f"{self.path} holds another run, with {key}={_shown(stored)} instead of "
+                f"{_shown(value)}: choose another --out, or use the same settings to resume it.",
+                key=key,
+            )
 
     def _check_length(self, size: int) -> None:
         """Raise UserError if records of the checkpoint's rounds are missing."""
         actual = self.rounds.stat().st_size if self.rounds.exists() else 0
-        if actual < size:
-            raise UserError(
-                f"{self.rounds} is damaged ({actual} bytes instead of at least {size}): restore "
-                "it, or delete checkpoint.pt to start this run again from round 0.",
-                key="--out",
-            )
+        require(
+            actual >= size,
+            f"{self.rounds} is damaged ({actual} bytes instead of at least {size}): restore it, or "
+            "delete checkpoint.pt to start this run again from round 0.",
+            key="--out",
+        )
 
 
 def as_json(record: Mapping[str, Any]) -> str:
@@ -252,16 +254,17 @@ def stored_config(path: Path, to_run: bool = True) -> Config:
         to_run: refuse settings that this version no longer runs; otherwise their defaults stand.
     """
     file = path / "config.toml"
-    if not file.exists():
-        raise UserError(
-            f"{path} holds no run to resume: there is no config.toml in it.", key="--out"
-        )
+    require(
+        file.exists(),
+        f"{path} holds no run to resume: there is no config.toml in it.",
+        key="--out",
+    )
     values = read_toml(file)
-    if "method" not in values:
-        raise UserError(
-            f"{file} is damaged (it names no method): restore it, or choose another --out.",
-            key="--out",
-        )
+    require(
+        "method" in values,
+        f"{file} is damaged (it names no method): restore it, or choose another --out.",
+        key="--out",
+    )
     return build(values) if to_run else read_stored(values).config
 
 

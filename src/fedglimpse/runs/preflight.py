@@ -14,7 +14,7 @@ from fedglimpse.errors import UserError, reason_of
 from fedglimpse.federation.devices import Precision, check_precision
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
-from fedglimpse.runs.build import Parts
+from fedglimpse.runs.build import WorldSetup
 from fedglimpse.runs.experiment import check_policy
 from fedglimpse.runs.trackers import LiveLog
 from fedglimpse.simulation.trainers.choose import check_trainer
@@ -47,11 +47,11 @@ class Readiness:
         check_precision(device, cast(Precision, config.engine.precision))
         registry.find(config.method)
         LiveLog(config, None)  # checks that the packages of `log.*` are installed
-        parts = Parts(config, self._dataset(config.data.name), torch.device("cpu"), "fp32")
+        setup = WorldSetup(config, self._dataset(config.data.name), torch.device("cpu"), "fp32")
         try:
-            model = parts.model(config.seeds[0])
-            check_trainer(config.engine.trainer, model, parts.dataset.input_shape, device)
-            lane = parts.lane(config, config.seeds[0])
+            model = setup.model(config.seeds[0])
+            check_trainer(config.engine.trainer, model, setup.dataset.input_shape, device)
+            lane = setup.lane(config, config.seeds[0])
         except UserError:
             raise
         except Exception as error:

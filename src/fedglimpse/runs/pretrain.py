@@ -17,7 +17,7 @@ from typing import Any, cast
 from fedglimpse.agent.agent import Agents
 from fedglimpse.agent.pretraining import PooledMemories
 from fedglimpse.config.schema import Config
-from fedglimpse.errors import UserError
+from fedglimpse.errors import require
 from fedglimpse.methods.glimpse import GlimpseSelector
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.progress import Listener, Silent
@@ -54,12 +54,12 @@ def teach(configs: Sequence[Config], lessons: int, listener: Listener | None = N
     """
     for i, config in enumerate(configs):
         check(config, configs[0])
-        if config in configs[:i]:
-            raise UserError(
-                "Two federations have the same settings: leave one --also out.", key="--also"
-            )
-    if lessons < 1:
-        raise UserError(f"--lessons {lessons} must be 1 or more, such as 6000.", key="--lessons")
+        require(
+            config not in configs[:i],
+            "Two federations have the same settings: leave one --also out.",
+            key="--also",
+        )
+    require(lessons > 0, f"--lessons {lessons} must be 1 or more, such as 6000.", key="--lessons")
     world = build_world([exploring(config) for config in configs])
     lanes = list(world.lanes)
     rounds = configs[0].rounds
@@ -92,25 +92,25 @@ def _train(
         selectors = held_out_selectors if lane.seed in held_out_seeds else training
         selectors.append(cast(GlimpseSelector, lane.method.selector))
     memories = pooled(training)
-    if not len(memories.starts):
-        raise UserError(
-            "No update was used in any round, so there is nothing to learn from: too few clients "
-            "were visible (visibility.min_visible) or they diverged (local.lr).",
-            key="local.lr",
-        )
+    require(
+        len(memories.starts) > 0,
+        "No update was used in any round, so there is nothing to learn from: too few clients were "
+        "visible (visibility.min_visible) or they diverged (local.lr).",
+        key="local.lr",
+    )
     agents = memories.agents
-    pupil = Agents(config.agent, agents.sizes, config.seeds[:1], agents.device)
-    losses = memories.train(pupil, lessons, config.seeds[0], after_lesson)
+    new_agent = Agents(config.agent, agents.sizes, config.seeds[:1], agents.device)
+    losses = memories.train(new_agent, lessons, config.seeds[0], after_lesson)
     last_tenth = losses[-max(lessons // 10, 1) :]
     td_loss = mean(last_tenth)
-    if not math.isfinite(td_loss):
-        raise UserError(
-            f"Training diverged (TD loss {td_loss}): lower agent.lr={config.agent.lr}.",
-            key="agent.lr",
-        )
-    agreements = pooled(held_out_selectors).agreement(pupil) if held_out_selectors else []
+    require(
+        math.isfinite(td_loss),
+        f"Training diverged (TD loss {td_loss}): lower agent.lr={config.agent.lr}.",
+        key="agent.lr",
+    )
+    agreements = pooled(held_out_selectors).agreement(new_agent) if held_out_selectors else []
     return Taught(
-        policy=pupil.policy(0) | {"step": config.rounds, "sketch": asdict(config.sketch)},
+        policy=new_agent.policy(0) | {"step": config.rounds, "sketch": asdict(config.sketch)},
         runs=len(training),
         rounds=int(agents.memory.count.sum()),
         td_loss=td_loss,
@@ -149,44 +149,46 @@ def exploring(config: Config) -> Config:
 def check(config: Config, first: Config) -> None:
     """Raise UserError for settings that allow no pretraining, or differ between federations."""
     agent = config.agent
-    if config.method != METHOD:
-        raise UserError(
-            f"method={config.method} has no policy to pretrain: use method={METHOD}.", key="method"
-        )
+    require(
+        config.method == METHOD,
+        f"method={config.method} has no policy to pretrain: use method={METHOD}.",
+        key="method",
+    )
     for name, value in asdict(agent).items():
         first_value = getattr(first.agent, name)
-        if value != first_value:
-            raise UserError(
-                f"All federations must have the same agent.{name}, but have {first_value} and "
-                f"{value}: set it once for all of them.",
-                key=f"agent.{name}",
-            )
-    if config.rounds != first.rounds:
-        raise UserError(
-            f"All federations must have the same rounds, but have {first.rounds} and "
-            f"{config.rounds}: set rounds once for all of them.",
-            key="rounds",
+        require(
+            value == first_value,
+            f"All federations must have the same agent.{name}, but have {first_value} and {value}: "
+            "set it once for all of them.",
+            key=f"agent.{name}",
         )
-    if config.rounds <= agent.n_step:
-        raise UserError(
-            f"rounds={config.rounds} must be above agent.n_step={agent.n_step}, or there is "
-            "nothing to learn from: raise rounds.",
-            key="rounds",
-        )
-    if agent.identity != "none":
-        raise UserError(
-            f"agent.identity={agent.identity} learns the clients of one federation, which another "
-            "does not have: set agent.identity=none.",
-            key="agent.identity",
-        )
+    require(
+        config.rounds == first.rounds,
+        f"All federations must have the same rounds, but have {first.rounds} and {config.rounds}: "
+        "set rounds once for all of them.",
+        key="rounds",
+    )
+    require(
+        config.rounds > agent.n_step,
+        f"rounds={config.rounds} must be above agent.n_step={agent.n_step}, or there is nothing to "
+        "learn from: raise rounds.",
+        key="rounds",
+    )
+    require(
+        agent.identity == "none",
+        f"agent.identity={agent.identity} learns the clients of one federation, which another does "
+        "not have: set agent.identity=none.",
+        key="agent.identity",
+    )
     for name in ("load", "save", "frozen", "aux_weight"):
-        if getattr(agent, name):
-            raise UserError(
-                f"agent.{name} has no effect in pretraining: leave it out.", key=f"agent.{name}"
-            )
-    if agent.exploration != "all":
-        raise UserError(
-            f"agent.exploration={agent.exploration} selects only some clients at random, but "
-            "pretraining needs all of them: set agent.exploration=all.",
-            key="agent.exploration",
+        require(
+            not getattr(agent, name),
+            f"agent.{name} has no effect in pretraining: leave it out.",
+            key=f"agent.{name}",
         )
+    require(
+        agent.exploration == "all",
+        f"agent.exploration={agent.exploration} selects only some clients at random, but "
+        "pretraining needs all of them: set agent.exploration=all.",
+        key="agent.exploration",
+    )

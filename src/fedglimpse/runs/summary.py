@@ -71,11 +71,13 @@ def summarise(records: Sequence[dict[str, Any]], rounds: int) -> dict[str, Any]:
     seeds: dict[str, dict[str, Any]] = {}
     for seed, seed_records in records_of_seed.items():
         seeds[str(seed)] = _summary_of_seed(seed_records, rounds)
+    accuracy = Estimate.of(_column(seeds.values(), "final_accuracy"))
+    macro_f1 = Estimate.of(_column(seeds.values(), "final_macro_f1"))
     return {
         "rounds": rounds,
         "final_over_rounds": final_window(rounds),
-        "final_accuracy": vars(Estimate.of(_column(seeds.values(), "final_accuracy"))),
-        "final_macro_f1": vars(Estimate.of(_column(seeds.values(), "final_macro_f1"))),
+        "final_accuracy": vars(accuracy),
+        "final_macro_f1": vars(macro_f1),
         "costs": {name: mean(_column(seeds.values(), name)) for name in COSTS},
         "seconds": sum(_column(records, "seconds")),
         "seeds": seeds,

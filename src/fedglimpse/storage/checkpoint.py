@@ -1,9 +1,9 @@
-"""The checkpoint of a run, and how runs that are played together keep to the same round.
+"""The checkpoint of a run, and how runs that share a world keep to the same round.
 
-A checkpoint is replaced in one step, so that there is a whole one at every moment. Runs of one
-pack do it in two: first each writes its coming checkpoint beside the one it has, then all take
-theirs over. A process that is killed in between leaves every run with a checkpoint of the same
-round, and `settle` finds it: all go on in the same company as if nothing had happened.
+A checkpoint is replaced in one step, so there is a complete one at every moment. Runs of one pack
+do it in two: first each writes its coming checkpoint beside the current one, then all replace
+theirs. A process that is killed in between leaves every run with a checkpoint of the same round,
+which `settle` finds: all resume together as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -17,97 +17,111 @@ from typing import Any
 
 import torch
 
-from fedglimpse.errors import UserError
+from fedglimpse.errors import UserError, require
 from fedglimpse.version import VERSION
 
-FORMAT = 4  # raised when an old one can no longer be read
-NAME, COMING = "checkpoint.pt", "checkpoint.coming.pt"
+FORMAT = 4  # raised when older checkpoints can no longer be read
+NAME = "checkpoint.pt"
+COMING = "checkpoint.coming.pt"
 
 
 class Checkpoint:
     """The files of one run's checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        """Name the files; nothing is touched."""
-        self.path, self.coming = folder / NAME, folder / COMING
-        self._readable = False  # one that this process wrote could be read back
+        """Name the files; nothing is read or written."""
+        self.path = folder / NAME
+        self.coming = folder / COMING
+        self._was_readable = False  # a state that this process wrote could be read back
 
     def prepare(self, state: Mapping[str, Any], size: int) -> None:
         """Write the coming checkpoint.
 
         Args:
-            state: tensors and plain values; `round` says how many rounds were played.
+            state: tensors and plain values; `round` is the number of finished rounds.
             size: bytes of rounds.jsonl that belong to it.
         """
-        part = self.coming.with_suffix(".part")
+        content = {**state, "format": FORMAT, "version": VERSION, "bytes": size}
+        temporary = self.coming.with_suffix(".part")
         try:
-            with part.open("wb") as file:
-                torch.save({**state, "format": FORMAT, "version": VERSION, "bytes": size}, file)
+            with temporary.open("wb") as file:
+                torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
-            self._check_readable(part)
-            part.replace(self.coming)
+            self._check_readable(temporary)
+            temporary.replace(self.coming)
         finally:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def take_over(self) -> None:
-        """Let the coming checkpoint replace the one there is."""
+        """Replace the current checkpoint by the coming one."""
         self.coming.replace(self.path)
 
     def remove(self) -> None:
-        """Delete both, if they are there."""
+        """Delete both, if they exist."""
         self.path.unlink(missing_ok=True)
         self.coming.unlink(missing_ok=True)
 
     def read(self) -> dict[str, Any] | None:
-        """Return what was saved last, or None where nothing was."""
+        """Return the state that was saved last, or None if there is none."""
         if not self.path.exists():
             return None
         try:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-            found = state["format"]
+            state = dict(_load(self.path))
+            stored_format = state["format"]
         except Exception as error:
             raise UserError(
-                f"{self.path} cannot be read ({type(error).__name__}): delete it to start "
-                "this run again from round 0."
+                f"{self.path} is damaged ({type(error).__name__}): delete it to start this run "
+                "again from round 0.",
+                key="--resume",
             ) from None
-        if found != FORMAT:
-            raise UserError(
-                f"{self.path} has format {found} (version {state.get('version')}), but this "
-                f"is version {VERSION} with format {FORMAT}: resume with that version or delete it."
-            )
-        return dict(state)
+        require(
+            stored_format == FORMAT,
+            f"{self.path} has format {stored_format} (version {state.get('version')}), but this is "
+            f"version {VERSION} with format {FORMAT}: resume with that version, or delete it to "
+            "start this run again from round 0.",
+            key="--resume",
+        )
+        return state
 
     def rounds(self) -> set[int]:
-        """Return the rounds that the run could go on from."""
-        here = self.read()
-        found = {0 if here is None else int(here.get("round", 0))}
-        with suppress(Exception):  # it is not there, or was damaged: then it does not count
-            found.add(int(torch.load(self.coming, map_location="cpu", weights_only=True)["round"]))
-        return found
+        """Return the rounds that the run could resume from."""
+        current = self.read()
+        rounds = {0 if current is None else int(current.get("round", 0))}
+        with suppress(Exception):  # a coming checkpoint that is missing or damaged does not count
+            rounds.add(int(_load(self.coming)["round"]))
+        return rounds
 
     def _check_readable(self, path: Path) -> None:
         """Raise UserError, once and early, for a state that could be written but not read."""
-        if self._readable:
+        if self._was_readable:
             return
         try:
-            torch.load(path, map_location="cpu", weights_only=True)
+            _load(path)
         except pickle.UnpicklingError as error:
-            what = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             raise UserError(
                 f"The state of method or selector cannot be read back from {self.path} "
-                f"({what}): let state_dict() return tensors and plain values only."
+                f"({reason}): let state_dict() return tensors and plain values only.",
+                key="method",
             ) from None
-        self._readable = True
+        self._was_readable = True
+
+
+def _load(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def settle(pack: Sequence[Checkpoint]) -> None:
-    """Let runs that were cut while they saved go on from the last round that all of them have."""
+    """Let runs that were killed while they saved resume from the last round that all of them have.
+
+    The coming checkpoints are taken over or deleted.
+    """
     if not any(checkpoint.coming.exists() for checkpoint in pack):
         return
-    rounds = [checkpoint.rounds() for checkpoint in pack]
-    common = max(set.intersection(*rounds), default=-1)
-    for checkpoint, found in zip(pack, rounds, strict=True):
-        if len(found) == 2 and common == max(found):
+    rounds_of_run = [checkpoint.rounds() for checkpoint in pack]
+    common_round = max(set.intersection(*rounds_of_run), default=-1)
+    for checkpoint, rounds in zip(pack, rounds_of_run, strict=True):
+        if len(rounds) == 2 and common_round == max(rounds):
             checkpoint.take_over()
         checkpoint.coming.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""One sweep or run in one folder: a lock that ends with the process that holds it.
+"""One process in one folder at a time: a lock that ends with the process that holds it.
 
 The operating system drops the lock when its owner dies, however it dies; a copy of the folder is
-not locked. The file says who the owner is, for the error message. On a drive that knows no locks,
-nobody is kept out.
+not locked. The file names its owner, for the error message. On a drive without locks, other
+processes are not kept out.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SUFFIX = ".lock"
 
 @contextmanager
 def locked(folder: Path, what: str, otherwise: str = "name another --out") -> Iterator[None]:
-    """Hold the lock of an existing folder, or raise UserError where another process has it.
+    """Hold the lock of an existing folder, or raise UserError where another process holds it.
 
     Args:
-        folder: what is to be used alone.
+        folder: the folder to use alone.
         what: the work in it, such as sweep or run.
         otherwise: what a user may do instead of waiting.
     """
@@ -48,8 +48,9 @@ def _take(path: Path, what: str, otherwise: str) -> TextIO:
             file = path.open("a+", encoding="utf-8")
         except OSError as error:
             raise UserError(
-                f"Could not write to {path.parent} ({error.strerror}): make room, mend access, or "
-                f"{otherwise}."
+                f"Could not write to {path.parent} ({error.strerror}): free some space, fix the "
+                f"permissions, or {otherwise}.",
+                key="--out",
             ) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,18 +60,19 @@ def _take(path: Path, what: str, otherwise: str) -> TextIO:
             file.close()
             raise UserError(
                 f"{path.parent} is in use by another {what} ({owner}): wait for it, stop it, or "
-                f"{otherwise}."
+                f"{otherwise}.",
+                key="--out",
             ) from None
         except OSError:
-            return file  # no locks on this drive
+            return file  # this drive has no locks
         if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
             return file
-        file.close()  # its owner removed it between our two steps
+        file.close()  # its owner deleted it between our two steps
 
 
-def _owner(text: str) -> str:
+def _owner(content: str) -> str:
     try:
-        found = json.loads(text)
-        return f"process {found['pid']} on {found['host']}"
+        owner = json.loads(content)
+        return f"process {owner['pid']} on {owner['host']}"
     except (ValueError, KeyError):
         return "which has just begun"
