@@ -38,7 +38,7 @@ def network(seed: int = 0, **changes: Any) -> QNetwork:
 
 def one_lane(obs: Observation) -> Observation:
     """Add the dimension for lanes in front."""
-    return Observation(*(tensor[None] for tensor in obs.tensors()), full=obs.full)
+    return Observation(*(tensor[None] for tensor in obs))
 
 
 def observation(sets: int = 2, visible: int = 5, features: int = D, length: int = 4) -> Observation:

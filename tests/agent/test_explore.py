@@ -3,20 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedglimpse.agent.explore import best_slots, epsilon, pick
+from fedglimpse.agent.explore import pick
 
 Q = torch.tensor([0.1, 0.9, 0.5, 0.7, 0.3, 0.2])
 
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-@pytest.mark.parametrize(
-    ("step", "value"), [(0, 1.0), (1, 0.995), (100, 0.5), (179, 0.105), (180, 0.1), (999, 0.1)]
-)
-def test_epsilon_schedule(step: int, value: float) -> None:
-    assert epsilon(step, 0.005, 0.1) == pytest.approx(value)
 
 
 def test_greedy_takes_the_best() -> None:
@@ -61,10 +54,12 @@ def test_fewer_visible_than_k_takes_them_all(rule: str, eps: float, visible: int
 
 
 def test_ties_fall_by_the_generator_not_by_index() -> None:
-    first = [best_slots(torch.zeros(5), 1, seeded(seed)).item() for seed in range(50)]
+    def best(seed: int) -> int:
+        return int(pick(torch.zeros(5), 1, 0.0, "all", 2, seeded(seed)).slots)
+
+    first = [best(seed) for seed in range(50)]
     assert set(first) == set(range(5))
-    again = [best_slots(torch.zeros(5), 1, seeded(seed)).item() for seed in range(50)]
-    assert first == again
+    assert first == [best(seed) for seed in range(50)]
 
 
 def test_epsilon_is_the_share_of_exploring_rounds() -> None:

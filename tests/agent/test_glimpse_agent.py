@@ -128,6 +128,15 @@ def test_same_seed_same_run_and_no_global_randomness() -> None:
     assert play(selector(seed=1), range(15)) != first
 
 
+@pytest.mark.parametrize(
+    ("step", "value"), [(0, 1.0), (1, 0.995), (100, 0.5), (179, 0.105), (180, 0.1), (999, 0.1)]
+)
+def test_epsilon_schedule(step: int, value: float) -> None:
+    agent = selector(epsilon_decay=0.005, epsilon_min=0.1)
+    agent.step = step
+    assert agent.epsilon == pytest.approx(value)
+
+
 def test_frozen_agents_are_greedy_and_do_not_change() -> None:
     agent = selector(frozen=True)
     before = agent.agents.learner.online.rows.clone()

@@ -11,7 +11,6 @@ from rl_fakes import D, view
 from fedglimpse.agent.inputs import (
     History,
     RunningScale,
-    client_features,
     features_of,
     standardised,
     zscore,
@@ -95,9 +94,9 @@ def test_zscore_by_hand_and_constant_columns() -> None:
 
 def test_features_of_every_input() -> None:
     seen = view(0)
-    assert client_features(seen, "grad", False).equal(seen.reports["delta_sketch"])
-    assert client_features(seen, "abs", False).equal(seen.reports["sketch"])
-    scalars = client_features(seen, "scalar", False)
+    assert features_of([seen], "grad", False)[0].equal(seen.reports["delta_sketch"])
+    assert features_of([seen], "abs", False)[0].equal(seen.reports["sketch"])
+    scalars = features_of([seen], "scalar", False)[0]
     assert scalars[:, 2].tolist() == seen.sizes.tolist()
     assert scalars.shape == (5, 3)
 
@@ -106,13 +105,13 @@ def test_a_client_that_diverged_does_not_spoil_the_others() -> None:
     seen = view(0)
     broken = seen.reports["delta_sketch"].clone()
     broken[2] = torch.tensor([torch.nan, torch.inf, *[1.0] * (D - 2)])
-    rows = client_features(replace(seen, reports={"delta_sketch": broken}), "grad", True)
+    rows = features_of([replace(seen, reports={"delta_sketch": broken})], "grad", True)[0]
     assert rows.isfinite().all()
 
 
 def test_features_of_several_views_are_those_of_each() -> None:
     for sizes in ((5, 5, 5), (5, 3, 1)):
         views = [view(t, visible) for t, visible in enumerate(sizes)]
-        each = [client_features(one, "probed", True) for one in views]
+        each = [features_of([one], "probed", True)[0] for one in views]
         together = features_of(views, "probed", True)
         assert all(torch.equal(a, b) for a, b in zip(each, together, strict=True))

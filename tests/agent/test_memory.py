@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 
-import numpy as np
 import torch
 
 from fedglimpse.agent.config import AgentConfig, AgentSizes
@@ -41,18 +40,19 @@ class OneLane:
         """Return what was seen and what it led to, without the dimension for lanes."""
         width = int(self.memory.visible.max())
         sampled = self.sampled(list(entries))
-        batch = self.memory.gather(sampled, width, full=False)
-        later = self.memory.gather_next(sampled, width, full=False)
+        batch = self.memory.gather(sampled, width)
+        later = self.memory.gather_next(sampled, width)
         without = NStepBatch(first_lane(batch.obs), *(tensor[0] for tensor in batch[1:]))
         return without, NextRounds(first_lane(later.obs), later.k[0])
 
 
 def first_lane(obs: Observation) -> Observation:
-    return Observation(*(tensor[0] for tensor in obs.tensors()))
+    return Observation(*(tensor[0] for tensor in obs))
 
 
 def entry(t: int, visible: int = 2, rewards: int = 1) -> Round:
     return Round(
+        round_num=t,
         clients=torch.full((visible, 1), float(t)),
         ids=torch.arange(visible) + t,
         chosen=torch.arange(visible) == 0,
@@ -122,7 +122,7 @@ def test_larger_visible_sets_widen_the_store_keeping_what_was_there() -> None:
     assert not batch.obs.mask[:, 2:].any()
     assert later.obs.mask.sum(dim=1).tolist() == [2, 7]
     assert later.obs.clients[1, :, 0].tolist() == [2.0] * 7
-    assert replay.memory.visible_at(1, np.array([0, 2, 4])).tolist() == [1, 7, 1]
+    assert replay.memory.visible[1, :5].tolist() == [1, 2, 7, 3, 1]
 
 
 def test_an_overwritten_row_keeps_nothing_of_the_old_set() -> None:
@@ -166,5 +166,5 @@ def test_state_of_a_lane_round_trips_through_a_file() -> None:
     assert replay.starts() == again.starts()
     ours, theirs = (store.gather(*store.starts())[0] for store in (replay, again))
     assert torch.equal(ours.returns, theirs.returns)
-    assert all(torch.equal(a, b) for a, b in zip(ours.obs[:5], theirs.obs[:5], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(ours.obs, theirs.obs, strict=True))
     assert again.memory.count.tolist() == [0, 11]

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedglimpse.agent.flops import forward_flops
 from fedglimpse.agent.inputs import Observation
-from fedglimpse.agent.network import attention
+from fedglimpse.agent.network import Attention
 
 ABLATIONS: list[dict[str, Any]] = [
     {},
@@ -202,7 +202,7 @@ BIASES = {
 @pytest.mark.parametrize("bias", BIASES.values(), ids=list(BIASES))
 def test_tokens_that_look_at_each_other(bias: torch.Tensor) -> None:
     qkv = numbers(4, 3, 3 * 5)
-    gathered, weights = attention(*qkv.chunk(3, dim=2), bias)
+    gathered, weights = Attention.apply(*qkv.chunk(3, dim=2), bias)
     expected, shares = plain(*qkv.chunk(3, dim=2), bias)
     torch.testing.assert_close(gathered, expected)
     torch.testing.assert_close(weights, shares)
@@ -211,15 +211,15 @@ def test_tokens_that_look_at_each_other(bias: torch.Tensor) -> None:
         torch.autograd.grad(gathered.sin().sum(), qkv),
         torch.autograd.grad(expected.sin().sum(), qkv),
     )
-    assert torch.autograd.gradcheck(lambda x: attention(*x.chunk(3, dim=2), bias)[0], qkv)
+    assert torch.autograd.gradcheck(lambda x: Attention.apply(*x.chunk(3, dim=2), bias)[0], qkv)
 
 
 @pytest.mark.parametrize("bias", [BIASES["none"], BIASES["padding"]], ids=["none", "padding"])
 def test_tokens_that_look_at_others(bias: torch.Tensor) -> None:
     queries, context = numbers(4, 6, 5), numbers(4, 3, 2 * 5)
-    gathered, _ = attention(queries, *context.chunk(2, dim=2), bias)
+    gathered, _ = Attention.apply(queries, *context.chunk(2, dim=2), bias)
     expected, _ = plain(queries, *context.chunk(2, dim=2), bias)
     torch.testing.assert_close(gathered, expected)
     assert torch.autograd.gradcheck(
-        lambda x, y: attention(x, *y.chunk(2, dim=2), bias)[0], (queries, context)
+        lambda x, y: Attention.apply(x, *y.chunk(2, dim=2), bias)[0], (queries, context)
     )

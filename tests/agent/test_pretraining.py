@@ -38,7 +38,7 @@ def test_histories_are_on_the_scale_of_their_own_run(normalise: bool) -> None:
     memories = PooledMemories(agents)
     starts = memories.starts
     assert starts[starts[:, 0] == 1, 1].tolist() == agents.memory.starts(1).tolist()
-    batch = agents.memory.gather(memories.sampled(starts), memories.width, full=False)
+    batch = agents.memory.gather(memories.sampled(starts), memories.width)
     for lane in range(3):
         mine = starts[:, 0] == lane
         sketch = agents.memory.rows["sketch"][lane, starts[mine, 1]]
@@ -69,7 +69,7 @@ def synthetic(seeds: range, worth: float, rounds: int = 120) -> Agents:
     agents = Agents(config(**SETTINGS), AgentSizes(D, C, N), list(seeds), torch.device("cpu"))
     for lane, seed in enumerate(seeds):
         draw = torch.Generator().manual_seed(seed)
-        for _ in range(rounds):
+        for t in range(rounds):
             clients = torch.randn(6, 4, generator=draw)
             chosen = torch.zeros(6, dtype=torch.bool)
             chosen[torch.randperm(6, generator=draw)[:2]] = True
@@ -79,7 +79,7 @@ def synthetic(seeds: range, worth: float, rounds: int = 120) -> Agents:
             sketch = torch.randn(D, generator=draw)
             unknown = torch.full((C,), torch.nan)
             agents.scale.add(lane, sketch)
-            item = Round(clients, torch.arange(6), chosen, sketch, reward, unknown, 2)
+            item = Round(t, clients, torch.arange(6), chosen, sketch, reward, unknown, 2)
             agents.memory.add({lane: item})
     return agents
 

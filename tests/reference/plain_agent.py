@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedglimpse import rng
 from fedglimpse.agent.config import AgentConfig, AgentSizes
-from fedglimpse.agent.inputs import client_features, finite
+from fedglimpse.agent.inputs import features_of, finite
 from fedglimpse.agent.memory import Round
 from fedglimpse.types import View
 
@@ -193,7 +193,7 @@ class PlainAgent:
     def look(self, view: View) -> tuple[Seen, Tensor]:
         """Take in a view; return what was seen and the scores of the clients `[V]`."""
         self.sketches.append(finite(view.server["global_sketch"].float()))
-        features = client_features(view, self.config.input, self.config.standardise)
+        features = features_of([view], self.config.input, self.config.standardise)[0]
         window = torch.stack(self.sketches[-self.config.history - 1 :])
         seen = Seen(features, view.ids, self.standardised(window))
         with torch.no_grad():

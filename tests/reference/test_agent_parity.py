@@ -113,16 +113,16 @@ def test_one_update_equals_the_plain_one(changes: dict[str, Any]) -> None:
         choice = one.select(shown, 2)
         result = outcome(shown, choice.slots)
         item, _ = one.finish_round(result)
-        one.agents.remember({0: item})
+        one.agents.memory.add({0: item})
         twin.rounds.append(item)
     agents = one.agents
     entries = torch.tensor([[0, 2, 5, 7]])
     sketches = twin.standardised(agents.memory.rows["sketch"][0])[None]
     sampled = Sampled(torch.zeros(1, 1, dtype=torch.int64), entries, torch.tensor([[0]]), sketches)
-    batch = agents.memory.gather(sampled, width=9, full=False)
-    later = agents.memory.gather_next(sampled, width=9, full=False)
-    discount = one.config.gamma**one.config.n_step
-    targets = batch.returns + discount * agents.learner.future(later)
+    batch = agents.memory.gather(sampled, width=9)
+    later = agents.memory.gather_next(sampled, width=9)
+    future = agents.learner.future(later)
+    targets = batch.returns + one.config.gamma**one.config.n_step * future
     q = agents.learner.online(batch.obs)[0][0].detach()
     plain_targets = {entry: twin.target_of(entry) for entry in entries[0].tolist()}
     for row, entry in enumerate(entries[0].tolist()):
@@ -133,6 +133,6 @@ def test_one_update_equals_the_plain_one(changes: dict[str, Any]) -> None:
         torch.testing.assert_close(q[row, :count].view(count, -1), expected, rtol=1e-4, atol=1e-5)
         y = targets[0, row].reshape(-1)
         torch.testing.assert_close(y, plain_targets[entry], rtol=1e-4, atol=1e-5)
-    loss = agents.learner.update(batch, targets, torch.full((1, 4), 0.25), torch.ones(1, 1))
+    loss = agents.learner.update(batch, future, torch.full((1, 4), 0.25), torch.ones(1, 1))
     assert loss.item() == pytest.approx(twin.step(entries[0].tolist(), plain_targets), rel=1e-4)
     assert_same_weights(one, twin)

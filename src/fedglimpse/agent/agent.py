@@ -47,8 +47,16 @@ class ScoredView(NamedTuple):
 class LearningResult(NamedTuple):
     """What learning in one round of a lane came to."""
 
-    td_loss: float | None  # mean over the mini-batches, None before learning starts
+    td_loss: float  # mean over the mini-batches
     flops: int
+
+
+class Drawn(NamedTuple):
+    """The transitions of a lane's mini-batches."""
+
+    entries: np.ndarray[Any, Any]  # [m, size] number of the round in which each begins
+    visible: np.ndarray[Any, Any]  # [2, m, size] clients visible in that round, and n steps later
+    has_history: bool  # no past round of any of them is missing
 
 
 class LearningTask(NamedTuple):
@@ -83,7 +91,8 @@ class Agents:
         self.memory = ReplayMemory(self.lanes, config, sizes, device)
         self.history = History(self.lanes, config.history, sizes.sketch_dim)
         self.scale = RunningScale(self.lanes, sizes.sketch_dim)
-        self._flops: dict[tuple[int, int], int] = {}
+        self.num_features = sizes.features(config)  # F
+        self._flops: dict[int, int] = {}  # of one set by the number of its clients
         on_gpu = device.type == "cuda"
         self._recorded_q: Graphed[tuple[Tensor, Tensor | None]] | None = (
             Graphed() if on_gpu else None
@@ -128,7 +137,7 @@ class Agents:
                 scores=scores[lane, :count],
                 attention=None if weights is None else weights[lane, :, :, :count],
                 entropy=None if entropies is None else float(entropies[lane, :, :count].mean()),
-                flops=self.forward_flops(1, count),
+                flops=self._flops_of_set(count),
             )
         return scored
 
@@ -147,8 +156,7 @@ class Agents:
         width = max(view.num_visible for view in seen.values())
         if self.device.type == "cuda":
             width = max(width, self.memory.width)  # the same in most rounds: one recording
-        width_of_features = self.sizes.features(self.config)
-        clients = torch.zeros(self.lanes, width, width_of_features)
+        clients = torch.zeros(self.lanes, width, self.num_features)
         ids = torch.zeros(self.lanes, width, dtype=torch.int64)
         mask = torch.zeros(self.lanes, width, dtype=torch.bool)
         for lane, view in seen.items():
@@ -159,17 +167,8 @@ class Agents:
         history, exists = self.history.window()  # [R, H+1, D], [R, H+1]
         if self.config.normalise_history:
             history = standardised(history, *self.scale.numbers())
-
-        def on_device(tensor: Tensor) -> Tensor:
-            return tensor.unsqueeze(1).to(self.device)  # one round of each lane
-
-        return Observation(
-            on_device(clients),
-            on_device(ids),
-            on_device(mask),
-            on_device(history),
-            on_device(exists),
-        )
+        tensors = (clients, ids, mask, history, exists)
+        return Observation(*(tensor.unsqueeze(1).to(self.device) for tensor in tensors))
 
     def _q_values(self, obs: Observation) -> tuple[Tensor, Tensor | None]:
         """Return Q and attention weights of the online networks; on a GPU from a recording."""
@@ -177,75 +176,74 @@ class Agents:
             q: tuple[Tensor, Tensor | None] = self.learner.online(obs)
             return q
         return self._recorded_q(
-            lambda *tensors: self.learner.online(Observation(*tensors)), obs.tensors(), (), key=()
+            lambda *tensors: self.learner.online(Observation(*tensors)), obs, (), key=()
         )
 
-    def remember(self, rounds: Mapping[int, Round]) -> None:
-        """Store finished rounds of some lanes: Algorithm 2, line 1."""
-        if rounds:
-            self.memory.add(rounds)
+    def learn(self, rounds: Mapping[int, Round]) -> dict[int, LearningResult]:
+        """Store finished rounds of some lanes and learn from what they remember: Algorithm 2.
 
-    def learn(self, round_nums: Sequence[int | None]) -> list[LearningResult]:
-        """Learn from what is remembered: Algorithm 2, lines 2-5.
-
-        Args:
-            round_nums: the round of each lane that learns, None for others.
+        Returns:
+            The result of each lane that remembers enough.
         """
-        drawn: dict[int, np.ndarray[Any, Any]] = {}
-        for lane, round_num in enumerate(round_nums):
-            entries = None if round_num is None else self._draw(lane, round_num)
-            if entries is not None:
-                drawn[lane] = entries
-        results = [LearningResult(None, 0)] * self.lanes
+        if not rounds:
+            return {}
+        self.memory.add(rounds)
+        drawn: dict[int, Drawn] = {}
+        for lane, item in rounds.items():
+            of_lane = self._draw(lane, item.round_num)
+            if of_lane is not None:
+                drawn[lane] = of_lane
         if not drawn:
-            return results
-        td_losses = self._learn_from(drawn)
-        for lane, entries in drawn.items():
-            results[lane] = LearningResult(td_losses[lane], self._learning_flops(lane, entries))
+            return {}
+        task = self._task(drawn)
+        if self._recorded_learning is None:
+            width = max(int(of_lane.visible.max()) for of_lane in drawn.values())
+            least = min(int(of_lane.visible.min()) for of_lane in drawn.values())
+            complete = all(of_lane.has_history for of_lane in drawn.values())
+            full = complete and least == width and len(drawn) == self.lanes
+            td_losses = self._study(task, width, full)
+        else:  # recorded once, with the room of every round
+            td_losses = self._recorded_learning(
+                lambda *tensors: self._study(LearningTask(*tensors), self.memory.width, full=False),
+                [tensor.to(self.device) for tensor in task],
+                list(self.learner.changed.values()),
+                key=(self.memory.rows["clients"],),
+            )
+        results = {}
+        for lane, td_loss in enumerate(td_losses.tolist()):
+            if lane in drawn:
+                now, later = drawn[lane].visible.max(axis=(1, 2)).tolist()
+                flops = update_flops(self._flops_of_set(now), self._flops_of_set(later))
+                results[lane] = LearningResult(td_loss, drawn[lane].entries.size * flops)
         return results
 
-    def _draw(self, lane: int, round_num: int) -> np.ndarray[Any, Any] | None:
-        """Draw the transitions of a lane's mini-batches `[m, size]`; None: too few yet."""
-        starts, times = self.memory.starts(lane), self.config.updates_per_round
-        count = len(starts)
+    def _draw(self, lane: int, round_num: int) -> Drawn | None:
+        """Draw the transitions of a lane's mini-batches; None: too few yet."""
+        memory = self.memory
+        starts = memory.starts(lane)
+        times, count = self.config.updates_per_round, len(starts)
         if count < self.config.learn_start or not times:
             return None
         orders = rng.shuffles(self.seeds[lane], "replay", round_num, times, count).numpy()
-        drawn: np.ndarray[Any, Any] = starts[orders[:, : self.config.batch_size]]
-        return drawn
+        entries = starts[orders[:, : self.config.batch_size]]  # [m, size]
+        both = np.stack([entries, entries + self.config.n_step])
+        oldest_needed = entries.min() - self.config.history
+        return Drawn(
+            entries,
+            visible=memory.visible[lane, both % memory.capacity],
+            has_history=bool(oldest_needed >= memory.oldest[lane]),
+        )
 
-    def _learn_from(self, drawn: Mapping[int, np.ndarray[Any, Any]]) -> list[float]:
-        """Learn from the drawn transitions; returns the mean TD loss of each lane."""
-        task = self._task(drawn)
-        memory = self.memory
-        if self._recorded_learning is not None:  # recorded once, with the room of every round
-            return self._recorded_learning(
-                lambda *tensors: self._study(LearningTask(*tensors), memory.width, full=False),
-                [tensor.to(self.device) for tensor in task],
-                list(self.learner.changed.values()),
-                key=(memory.rows["clients"],),
-            ).tolist()
-        lows, highs, firsts = [], [], []
-        for lane, entries in drawn.items():
-            both = np.stack([entries, entries + self.config.n_step])
-            visible = memory.visible_at(lane, both)
-            lows.append(visible.min())
-            highs.append(visible.max())
-            firsts.append(entries.min() - self.config.history - memory.oldest[lane])
-        width = int(max(highs))
-        full = len(drawn) == self.lanes and min(lows) == width and min(firsts) >= 0
-        return self._study(task, width, full).tolist()
-
-    def _task(self, drawn: Mapping[int, np.ndarray[Any, Any]]) -> LearningTask:
-        """Put the draws `[m, size]` of all lanes together, padded to full mini-batches."""
+    def _task(self, drawn: Mapping[int, Drawn]) -> LearningTask:
+        """Put the draws of all lanes together, padded to full mini-batches."""
         times, size = self.config.updates_per_round, self.config.batch_size
         oldest = torch.from_numpy(self.memory.oldest)[:, None]  # [R, 1]
         entries = oldest[:, None].repeat(1, times, size)
         weights = torch.zeros(self.lanes, times, size)
         active = torch.zeros(self.lanes, 1)
-        for lane, lane_entries in drawn.items():
-            count = lane_entries.shape[1]
-            entries[lane, :, :count] = torch.from_numpy(lane_entries)
+        for lane, of_lane in drawn.items():
+            count = of_lane.entries.shape[1]
+            entries[lane, :, :count] = torch.from_numpy(of_lane.entries)
             weights[lane, :, :count] = 1 / count
             active[lane] = 1.0
         mean, factor = self.scale.numbers()
@@ -266,59 +264,47 @@ class Agents:
             sketches = standardised(sketches, task.mean, task.factor)
         lanes = torch.arange(self.lanes, device=self.device)[:, None]
         sampled = Sampled(lanes, task.entries, task.oldest, sketches)
-        batches = self.memory.gather(sampled, width, full)
-        targets = None
-        if self.config.targets_once:
-            targets = self._targets(sampled, batches.returns, width, full)
-        times, size = self.config.updates_per_round, self.config.batch_size
+        once = self.config.targets_once
+        all_futures = self._future(sampled, width, full) if once else None
+        size = self.config.batch_size
         losses = torch.zeros(self.lanes, device=self.device)
-        for i in range(times):
-            part = slice(i * size, (i + 1) * size)
-            batch = batches.part(part)
-            if targets is None:
-                entries = sampled._replace(entries=sampled.entries[:, part])
-                y = self._targets(entries, batch.returns, width, full)
+        for start in range(0, task.entries.shape[1], size):
+            part = slice(start, start + size)  # one mini-batch of each lane
+            batch_of = sampled._replace(entries=task.entries[:, part])
+            if all_futures is None:
+                future = self._future(batch_of, width, full)
             else:
-                y = targets[:, part]
-            losses += self.learner.update(batch, y, task.weights[:, part], task.active)
-        return losses / times
+                future = all_futures[:, part]
+            batch = self.memory.gather(batch_of, width)
+            weights = task.weights[:, part]
+            losses += self.learner.update(batch, future, weights, task.active, full)
+        return losses / self.config.updates_per_round
 
-    def _targets(self, sampled: Sampled, returns: Tensor, width: int, full: bool) -> Tensor:
-        """Return y of transitions `[R, B]` or `[R, B, C]`, Eq. (multistep_target).
+    def _future(self, sampled: Sampled, width: int, full: bool) -> Tensor:
+        """Return the value of what transitions lead to `[R, B]` or `[R, B, C]`.
 
         What several draws of one transition lead to is valued once, but not on a GPU: within a
         recording the number of different ones must not change.
         """
         if self.device.type == "cuda":
-            future = self.learner.future(self.memory.gather_next(sampled, width, full))
-        else:
-            once, places = distinct(sampled.entries)
-            later = self.memory.gather_next(sampled._replace(entries=once), width, full)
-            values = self.learner.future(later)  # [R, U] or [R, U, C]
-            future = torch.stack([row[where] for row, where in zip(values, places, strict=True)])
-        return returns + self.config.gamma**self.config.n_step * future
+            return self.learner.future(self.memory.gather_next(sampled, width), full)
+        once, places = distinct(sampled.entries)
+        later = self.memory.gather_next(sampled._replace(entries=once), width)
+        values = self.learner.future(later, full)  # [R, U] or [R, U, C]
+        return torch.stack([row[where] for row, where in zip(values, places, strict=True)])
 
-    def _learning_flops(self, lane: int, entries: np.ndarray[Any, Any]) -> int:
-        """Count what learning from the transitions of a lane at `entries` `[m, size]` takes."""
-        memory, sets = self.memory, entries.size
-        visible_now = memory.visible_at(lane, entries).max()
-        visible_later = memory.visible_at(lane, entries + self.config.n_step).max()
-        now = self.forward_flops(sets, int(visible_now))
-        later = self.forward_flops(sets, int(visible_later))
-        return update_flops(now, later)
-
-    def forward_flops(self, sets: int, visible: int) -> int:
-        """Count one pass over visible sets of a size; each size is counted once."""
-        if (sets, visible) not in self._flops:
-            self._flops[sets, visible] = forward_flops(
+    def _flops_of_set(self, visible: int) -> int:
+        """Count one pass over one visible set; each size is counted once."""
+        if visible not in self._flops:
+            self._flops[visible] = forward_flops(
                 self.config,
-                features=self.sizes.features(self.config),
+                features=self.num_features,
                 sketch_dim=self.sizes.sketch_dim,
                 outputs=self.sizes.outputs(self.config),
-                sets=sets,
+                sets=1,
                 visible=visible,
             )
-        return self._flops[sets, visible]
+        return self._flops[visible]
 
     def policy(self, lane: int) -> dict[str, Any]:
         """Return the artefact of a lane that another run can load."""

@@ -16,18 +16,6 @@ class Picked(NamedTuple):
     greedy_share: float  # of the slots, those chosen by Q
 
 
-def epsilon(step: int, decay: float, least: float) -> float:
-    """Return max(least, 1 - decay * step), Algorithm 1 line 8."""
-    return max(least, 1.0 - decay * step)
-
-
-def best_slots(scores: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Return the min(k, V) slots with the highest scores; ties fall by `generator`, not index."""
-    shuffled = torch.randperm(len(scores), generator=generator)
-    order = torch.argsort(scores[shuffled], descending=True, stable=True)
-    return shuffled[order[:k]]
-
-
 def pick(
     scores: Tensor,
     k: int,
@@ -36,7 +24,7 @@ def pick(
     partial: int,
     generator: torch.Generator,
 ) -> Picked:
-    """Choose min(k, V) slots: by score, or with probability `eps` at random.
+    """Choose min(k, V) slots by score, or with probability `eps` at random: Algorithm 1, 9-12.
 
     Args:
         scores: Q of the visible clients.  # [V]
@@ -49,12 +37,13 @@ def pick(
     """
     k = min(k, len(scores))
     exploring = torch.rand((), generator=generator).item() < eps
-    ranked = best_slots(scores, len(scores), generator)
+    shuffled = torch.randperm(len(scores), generator=generator)  # so ties do not fall by index
+    ranked = shuffled[scores[shuffled].argsort(descending=True, stable=True)]
     if not exploring:
         return Picked(ranked[:k], "greedy", 1.0)
-    kept = max(k - partial, 0) if rule == "partial" else 0
-    rest = ranked[kept:]
-    order = torch.randperm(len(rest), generator=generator)
-    drawn = rest[order[: k - kept]]
+    greedy_count = max(k - partial, 0) if rule == "partial" else 0
+    candidates = ranked[greedy_count:]
+    order = torch.randperm(len(candidates), generator=generator)
+    drawn = candidates[order[: k - greedy_count]]
     behaviour = "partial" if rule == "partial" else "explore"
-    return Picked(torch.cat([ranked[:kept], drawn]), behaviour, kept / k)
+    return Picked(torch.cat([ranked[:greedy_count], drawn]), behaviour, greedy_count / k)

@@ -28,42 +28,21 @@ class Observation(NamedTuple):
     mask: Tensor  # [R, B, V] True for real clients
     history: Tensor  # [R, B, H+1, D] sketches of the global model, newest last
     history_mask: Tensor  # [R, B, H+1] True where the round exists
-    full: bool = False  # True where both masks are known to be all True
-
-    def tensors(self) -> list[Tensor]:
-        """Return the five tensors."""
-        return [self.clients, self.ids, self.mask, self.history, self.history_mask]
-
-    def part(self, rounds: slice) -> Observation:
-        """Return some of the rounds of every lane."""
-        return Observation(
-            self.clients[:, rounds],
-            self.ids[:, rounds],
-            self.mask[:, rounds],
-            self.history[:, rounds],
-            self.history_mask[:, rounds],
-            self.full,
-        )
 
 
 def features_of(views: Sequence[View], kind: str, standardise: bool) -> list[Tensor]:
-    """Return the features `[V, F]` of the clients in each view; see `client_features`."""
-    sizes = {view.num_visible for view in views}
-    if len(sizes) > 1:
-        return [client_features(view, kind, standardise) for view in views]
-    rows = torch.stack([reported(view, kind) for view in views])  # [R, V, F]
-    return list(clean(rows, standardise))
-
-
-def client_features(view: View, kind: str, standardise: bool) -> Tensor:
-    """Turn a view's reports into one row of features per visible client `[V, F]`.
+    """Turn the reports in each view into one row of features per visible client `[V, F]`.
 
     Args:
-        view: the glimpse of this round.
+        views: the glimpses of this round; sets of one size are worked on together.
         kind: `AgentConfig.input`.
         standardise: z-score every column within the visible set.
     """
-    return clean(reported(view, kind), standardise)
+    sizes = {view.num_visible for view in views}
+    if len(sizes) > 1:
+        return [features_of([view], kind, standardise)[0] for view in views]
+    rows = finite(torch.stack([reported(view, kind) for view in views]))  # [R, V, F]
+    return list(zscore(rows) if standardise else rows)
 
 
 def reported(view: View, kind: str) -> Tensor:
@@ -73,12 +52,6 @@ def reported(view: View, kind: str) -> Tensor:
     columns = [view.reports[name].float() for name in NUMBERS[kind]]
     columns.append(view.sizes.float())
     return torch.stack(columns, dim=1)  # [V, 3] or [V, 4]
-
-
-def clean(rows: Tensor, standardise: bool) -> Tensor:
-    """Make features of reports `[..., V, F]`."""
-    rows = finite(rows)
-    return zscore(rows) if standardise else rows
 
 
 def finite(values: Tensor) -> Tensor:

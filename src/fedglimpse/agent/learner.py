@@ -91,31 +91,44 @@ class AgentLearner:
         }
 
     @torch.no_grad()
-    def future(self, later: NextRounds) -> Tensor:
+    def future(self, later: NextRounds, full: bool = False) -> Tensor:
         """Return the value of the best sets later `[R, B]` or `[R, B, C]`, Eq. (multistep_target).
 
         The online network picks the next set, the target network values it.
+
+        Args:
+            later: what the transitions lead to.
+            full: nothing in it is masked.
         """
         obs = later.obs
-        q = self.online(obs)[0].flatten(0, 1)  # [R * B, V] or [R * B, V, C]
+        q = self.online(obs, full)[0].flatten(0, 1)  # [R * B, V] or [R * B, V, C]
         scores = class_scores(q, self.config.per_class_score)
         best = top_members(scores, obs.mask.flatten(0, 1), later.k.flatten())
-        values = set_value(self.target(obs)[0].flatten(0, 1), best)
+        values = set_value(self.target(obs, full)[0].flatten(0, 1), best)
         return values.view(*later.k.shape, *values.shape[1:])
 
-    def update(self, batch: NStepBatch, targets: Tensor, weights: Tensor, active: Tensor) -> Tensor:
+    def update(
+        self,
+        batch: NStepBatch,
+        future: Tensor,
+        weights: Tensor,
+        active: Tensor,
+        full: bool = False,
+    ) -> Tensor:
         """Take one step on one mini-batch of every lane, Eq. (multistep_dqn_loss).
 
         Args:
             batch: B transitions of each lane.
-            targets: y of each.  # [R, B] or [R, B, C]
+            future: value of the best set n steps later.  # [R, B] or [R, B, C]
             weights: of a transition in its mini-batch's mean; 0: padding.  # [R, B]
             active: 1 for lanes that learn, 0 for those that wait.  # [R, 1]
+            full: nothing in the batch is masked.
 
         Returns:
             The TD loss of each lane `[R]`.
         """
-        q = self.online(batch.obs)[0].flatten(0, 1)
+        targets = batch.returns + self.config.gamma**self.config.n_step * future
+        q = self.online(batch.obs, full)[0].flatten(0, 1)
         value = set_value(q, batch.chosen.flatten(0, 1)).view(targets.shape)
         loss_of = F.mse_loss if self.config.loss == "mse" else F.smooth_l1_loss
         losses = loss_of(value, targets, reduction="none")  # [R, B] or [R, B, C]

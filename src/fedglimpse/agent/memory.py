@@ -26,6 +26,7 @@ _BY_SLOT = ("clients", "ids", "mask", "chosen")  # rows with one entry for each 
 class Round(NamedTuple):
     """One finished round of a lane."""
 
+    round_num: int
     clients: Tensor  # [V, F] features of the visible clients
     ids: Tensor  # [V]
     chosen: Tensor  # [V] True where the client's update was used
@@ -42,15 +43,6 @@ class NStepBatch(NamedTuple):
     chosen: Tensor  # [R, B, V] True for the chosen clients
     returns: Tensor  # [R, B] discounted rewards of the n steps, or [R, B, C] per class
     histogram: Tensor  # [R, B, C], NaN where unknown
-
-    def part(self, transitions: slice) -> NStepBatch:
-        """Return some of the transitions of every lane."""
-        return NStepBatch(
-            self.obs.part(transitions),
-            self.chosen[:, transitions],
-            self.returns[:, transitions],
-            self.histogram[:, transitions],
-        )
 
 
 class NextRounds(NamedTuple):
@@ -78,11 +70,13 @@ class ReplayMemory:
         """Allocate `config.buffer` rounds for each lane."""
         self.config, self.device = config, device
         self.lanes, self.capacity = lanes, config.buffer
-        self.count = np.zeros(lanes, dtype=np.int64)  # rounds ever added: entry e is in row
-        self.visible = np.zeros((lanes, self.capacity), dtype=np.int64)  # e % capacity
+        self.width = FIRST_WIDTH  # room for visible clients in a row
+        self.count = np.zeros(lanes, dtype=np.int64)  # rounds ever added, numbered from 0; round e
+        self.oldest = np.zeros(lanes, dtype=np.int64)  # is in row e % capacity until overwritten
+        self.visible = np.zeros((lanes, self.capacity), dtype=np.int64)  # number of clients
         self.usable = np.zeros((lanes, self.capacity), dtype=bool)  # some update was used
         room = (lanes, self.capacity)
-        slots = (*room, FIRST_WIDTH)
+        slots = (*room, self.width)
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "clients": ((*slots, sizes.features(config)), torch.float32),
             "ids": (slots, torch.int64),
@@ -98,16 +92,6 @@ class ReplayMemory:
             for name, (shape, dtype) in shapes.items()
         }
 
-    @property
-    def width(self) -> int:
-        """Room for visible clients in a row."""
-        return self.rows["ids"].shape[2]
-
-    @property
-    def oldest(self) -> np.ndarray[Any, Any]:
-        """Number of the oldest round still there, of each lane `[R]`."""
-        return np.maximum(self.count - self.capacity, 0)
-
     def add(self, rounds: Mapping[int, Round]) -> None:
         """Store one round of some lanes, each over the oldest one of its lane."""
         while max(len(item.ids) for item in rounds.values()) > self.width:
@@ -116,23 +100,20 @@ class ReplayMemory:
         places = self.count[lanes] % self.capacity
         where = tuple(torch.from_numpy(part).to(self.device) for part in (lanes, places))
         for name, rows in self.rows.items():
-            values = np.stack([self._padded(name, item) for item in rounds.values()])
-            rows[where] = torch.from_numpy(values).to(self.device)
+            values = torch.zeros(len(lanes), *rows.shape[2:], dtype=rows.dtype)
+            for row, item in zip(values, rounds.values(), strict=True):
+                if name == "mask":
+                    row[: len(item.ids)] = True
+                elif name in _BY_SLOT:
+                    row[: len(item.ids)] = getattr(item, name)
+                else:
+                    row.copy_(torch.as_tensor(getattr(item, name)))
+            rows[where] = values.to(self.device)
         for lane, place, item in zip(lanes, places, rounds.values(), strict=True):
             self.visible[lane, place] = len(item.ids)
             self.usable[lane, place] = bool(item.chosen.any())
         self.count[lanes] += 1
-
-    def _padded(self, name: str, item: Round) -> np.ndarray[Any, Any]:
-        """Return what is stored of a round under a name, slots padded with zeros."""
-        if name == "k":
-            return np.array(item.k)
-        values = np.ones(len(item.ids), bool) if name == "mask" else getattr(item, name).numpy()
-        if name not in _BY_SLOT:
-            return values
-        padded = np.zeros((self.width, *values.shape[1:]), values.dtype)
-        padded[: len(values)] = values
-        return padded
+        self.oldest = np.maximum(self.count - self.capacity, 0)
 
     def starts(self, lane: int) -> np.ndarray[Any, Any]:
         """Return the numbers of the rounds in which a transition of a lane begins, oldest first.
@@ -143,17 +124,12 @@ class ReplayMemory:
         entries = np.arange(first, max(self.count[lane] - self.config.n_step, first))
         return entries[self.usable[lane, entries % self.capacity]]
 
-    def visible_at(self, lane: int, entries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return how many clients were visible in rounds of a lane."""
-        return self.visible[lane, entries % self.capacity]
-
-    def gather(self, sampled: Sampled, width: int, full: bool) -> NStepBatch:
+    def gather(self, sampled: Sampled, width: int) -> NStepBatch:
         """Build transitions without what they lead to, Eq. (multistep_target).
 
         Args:
             sampled: which.
             width: slots of an observation.
-            full: no slot and no past round is missing.
         """
         steps = torch.arange(self.config.n_step, device=self.device)
         powers = self.config.gamma ** steps.float()  # [n]
@@ -161,21 +137,21 @@ class ReplayMemory:
         rewards = self._rows("reward", sampled.lanes.unsqueeze(2), entries)  # [R, B, n, 1 or C]
         returns = (rewards * powers.unsqueeze(1)).sum(dim=2)
         return NStepBatch(
-            obs=self._observe(sampled, width, full),
+            obs=self._observe(sampled, width),
             chosen=self._rows("chosen", sampled.lanes, sampled.entries)[:, :, :width],
             returns=returns.squeeze(-1),
             histogram=self._rows("histogram", sampled.lanes, sampled.entries),
         )
 
-    def gather_next(self, sampled: Sampled, width: int, full: bool) -> NextRounds:
+    def gather_next(self, sampled: Sampled, width: int) -> NextRounds:
         """Build what the transitions lead to; arguments as in `gather`."""
         later = sampled._replace(entries=sampled.entries + self.config.n_step)
         return NextRounds(
-            obs=self._observe(later, width, full),
+            obs=self._observe(later, width),
             k=self._rows("k", later.lanes, later.entries),
         )
 
-    def _observe(self, sampled: Sampled, width: int, full: bool) -> Observation:
+    def _observe(self, sampled: Sampled, width: int) -> Observation:
         """Rebuild what was seen in the sampled rounds."""
         lanes, entries = sampled.lanes, sampled.entries
         sketches = sampled.sketches
@@ -188,7 +164,6 @@ class ReplayMemory:
             mask=self._rows("mask", lanes, entries)[:, :, :width],
             history=F.embedding(places, sketches.flatten(0, 1)),
             history_mask=window >= sampled.oldest.unsqueeze(2),
-            full=full,
         )
 
     def _rows(self, name: str, lanes: Tensor, entries: Tensor) -> Tensor:
@@ -199,6 +174,7 @@ class ReplayMemory:
 
     def _widen(self) -> None:
         """Double the room for visible clients."""
+        self.width *= 2
         for name in _BY_SLOT:
             rows = self.rows[name]
             self.rows[name] = torch.cat([rows, torch.zeros_like(rows)], dim=2)
@@ -215,6 +191,7 @@ class ReplayMemory:
         while self.width < saved_rows["ids"].shape[1]:
             self._widen()
         self.count[lane] = state["count"]
+        self.oldest = np.maximum(self.count - self.capacity, 0)
         used = len(saved_rows["k"])
         for name, saved in saved_rows.items():
             rows = self.rows[name][lane]

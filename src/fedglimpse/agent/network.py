@@ -108,26 +108,36 @@ class Encoder(nn.Module):
         return tokens
 
 
-class _Attention(torch.autograd.Function):
+class Attention(torch.autograd.Function):
     """Softmax(Q K' / sqrt(width)) V of Eq. (attn), with its gradient written out.
 
     Sets of ten tokens are so small that every operation counts; this has fewer than autograd's.
+    Call `Attention.apply`.
     """
 
     @staticmethod
     def forward(
         ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
-        scale = queries.shape[2] ** -0.5
-        scores = torch.baddbmm(bias, keys, queries.transpose(1, 2), alpha=scale)
+        """Return what the queries gather `[n, T, width]`, and the weights `[n, S, T]`, keys first.
+
+        Args:
+            ctx: keeps what `backward` needs.
+            queries: of T tokens in each of n sets.  # [n, T, width]
+            keys: of S tokens in each set.  # [n, S, width]
+            values: of the same.  # [n, S, width]
+            bias: zero, or `BLOCKED` where a key must not be seen.  # [n or 1, S or 1, T or 1]
+        """
+        ctx.scale = queries.shape[2] ** -0.5
+        scores = torch.baddbmm(bias, keys, queries.transpose(1, 2), alpha=ctx.scale)
         weights = scores.softmax(dim=1)  # [n, S, T]
         ctx.save_for_backward(queries, keys, values, weights)
-        ctx.scale = scale
         ctx.mark_non_differentiable(weights)
         return torch.bmm(weights.transpose(1, 2), values), weights
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of queries, keys and values; the bias is data."""
         queries, keys, values, weights = ctx.saved_tensors
         for_gathered = gradients[0]  # [n, T, width]
         for_values = torch.bmm(weights, for_gathered)
@@ -137,19 +147,6 @@ class _Attention(torch.autograd.Function):
         for_keys = torch.bmm(for_scores, queries)
         for_queries = torch.bmm(for_scores.transpose(1, 2), keys)
         return for_queries, for_keys, for_values, None
-
-
-def attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the queries gather, Eq. (attn), and the weights `[n, S, T]`, keys first.
-
-    Args:
-        queries: of T tokens in each of n sets.  # [n, T, width]
-        keys: of S tokens in each set.  # [n, S, width]
-        values: of the same.  # [n, S, width]
-        bias: zero, or `BLOCKED` where a key must not be seen.  # [n or 1, S or 1, T or 1]
-    """
-    gathered, weights = _Attention.apply(queries, keys, values, bias)
-    return gathered, weights
 
 
 def split_heads(tokens: Tensor, sets: int, heads: int) -> Tensor:
@@ -179,7 +176,7 @@ class SelfAttention(nn.Module):
         """Return `tokens` `[R, B * T, d]` plus what they gathered within each of R * B sets."""
         by_head = split_heads(self.qkv(tokens), sets, self.heads)
         queries, keys, values = by_head.chunk(3, dim=2)
-        gathered, _ = attention(queries, keys, values, bias)
+        gathered, _ = Attention.apply(queries, keys, values, bias)
         return tokens + join_heads(gathered, tokens.shape, self.heads)
 
 
@@ -198,7 +195,7 @@ class CrossAttention(nn.Module):
         """Return `tokens` plus what they gathered, and the weights `[R * B * h, S, T]`."""
         queries = split_heads(self.query(tokens), sets, self.heads)
         keys, values = split_heads(self.key_value(context), sets, self.heads).chunk(2, dim=2)
-        gathered, weights = attention(queries, keys, values, bias)
+        gathered, weights = Attention.apply(queries, keys, values, bias)
         return tokens + join_heads(gathered, tokens.shape, self.heads), weights
 
 
@@ -228,7 +225,7 @@ class SpatioTemporal(nn.Module):
             )
 
     def forward(
-        self, clients: Tensor, history: Tensor, obs: Observation
+        self, clients: Tensor, history: Tensor, obs: Observation, full: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return Xi `[R, B * V, d]` and the cross-attention weights `[R * B * h, H+1, V]`.
 
@@ -236,14 +233,15 @@ class SpatioTemporal(nn.Module):
             clients: Theta_cluster, client tokens.  # [R, B * V, d]
             history: Theta_history, tokens of global models.  # [R, B * T, d]
             obs: for its masks.
+            full: they are known to be True everywhere.
         """
         lanes, rounds, length = obs.history_mask.shape
         sets = lanes * rounds
         if self.spatial is not None:
-            clients = self.spatial(clients, sets, self.bias(obs.mask, obs.full))
+            clients = self.spatial(clients, sets, self.bias(obs.mask, full))
         if self.temporal is None or self.cross is None:
             return clients, None
-        exists = self.bias(obs.history_mask, obs.full)
+        exists = self.bias(obs.history_mask, full)
         positions = self.positions.transpose(1, 2)  # [R, 1, T, d]
         by_round = history.view(lanes, rounds, length, -1) + positions
         # Theta_temporal: every round sees itself and older rounds that exist.
@@ -392,15 +390,19 @@ class QNetwork(nn.Module):
         with rng.isolated(seed, "qnet"):
             _draw_in_order(self, lane)
 
-    def forward(self, obs: Observation) -> tuple[Tensor, Tensor | None]:
+    def forward(self, obs: Observation, full: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return Q and the cross-attention weights.
+
+        Args:
+            obs: what the agents saw.
+            full: no client and no round is masked, which saves work.
 
         Returns:
             Q `[R, B, V]`, or `[R, B, V, C]` per class, of no meaning in padded slots; and weights
             `[R * B * heads, H+1, V]`, or None without a cross-attention.
         """
         clients, history = self.encoder(obs.clients.flatten(1, 2), obs.history.flatten(1, 2))
-        xi, weights = self.mixer(clients, history, obs)
+        xi, weights = self.mixer(clients, history, obs, full)
         identity = None if self.identity is None else self.identity(obs.ids.flatten(1))
         q = self.heads(xi, identity, obs.mask)  # [R, B, V, 1 or C]
         return (q if self.per_class else q.squeeze(-1)), weights

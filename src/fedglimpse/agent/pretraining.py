@@ -68,17 +68,16 @@ class PooledMemories:
         size, device = self.config.batch_size, self.agents.device
         weights = torch.full((1, size), 1 / size, device=device)
         active = torch.ones(1, 1, device=device)
-        discount = self.config.gamma**self.config.n_step
         losses = []
         for lesson in range(lessons):
             pupil.learner.lr = self.config.lr * (1 - lesson / lessons)
             draw = rng.generator(seed, "lesson", lesson)
             drawn = torch.randint(len(self.starts), (size,), generator=draw)
             sampled = self.sampled(self.starts[drawn])
-            batch = self.agents.memory.gather(sampled, self.width, full=False)
-            later = self.agents.memory.gather_next(sampled, self.width, full=False)
-            targets = batch.returns + discount * pupil.learner.future(later)
-            losses.append(pupil.learner.update(batch, targets, weights, active))
+            batch = self.agents.memory.gather(sampled, self.width)
+            later = self.agents.memory.gather_next(sampled, self.width)
+            future = pupil.learner.future(later)
+            losses.append(pupil.learner.update(batch, future, weights, active))
             after()
         return torch.cat(losses).tolist() if losses else []
 
@@ -96,7 +95,7 @@ class PooledMemories:
             starts = starts[starts[:, 1] > self._oldest[lane]]  # there is a round before
             if not len(starts):
                 continue
-            batch = self.agents.memory.gather(self.sampled(starts), self.width, full=False)
+            batch = self.agents.memory.gather(self.sampled(starts), self.width)
             q = class_scores(pupil.learner.online(batch.obs)[0][0], self.config.per_class_score)
             mask, chosen = batch.obs.mask[0], batch.chosen[0]
             some_left = (chosen.sum(1) < mask.sum(1)).cpu()  # not everybody was selected

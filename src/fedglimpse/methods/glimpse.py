@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.agent.agent import Agents, LearningResult, ScoredView
+from fedglimpse.agent.agent import Agents, ScoredView
 from fedglimpse.agent.config import AgentConfig, AgentSizes
-from fedglimpse.agent.explore import Picked, epsilon, pick
+from fedglimpse.agent.explore import Picked, pick
 from fedglimpse.agent.memory import Round
 from fedglimpse.agent.policy import check_lessons, check_sketch, read_policy
 from fedglimpse.agent.reward import Shaping
@@ -86,10 +86,10 @@ class GlimpseSelector:
 
     @property
     def epsilon(self) -> float:
-        """Probability of exploring in the coming round."""
+        """Probability of exploring in the coming round: Algorithm 1, line 8."""
         if self.frozen:
             return 0.0
-        return epsilon(self.step, self.config.epsilon_decay, self.config.epsilon_min)
+        return max(self.config.epsilon_min, 1.0 - self.config.epsilon_decay * self.step)
 
     def select(self, view: View, k: int) -> Choice:
         """Choose by Q, or explore: Algorithm 1, lines 7-12."""
@@ -135,6 +135,7 @@ class GlimpseSelector:
         if scored.entropy is not None:
             metrics["attention_entropy"] = scored.entropy
         finished = Round(
+            round_num=view.round_num,
             clients=scored.features,
             ids=view.ids,
             chosen=torch.isin(view.ids, outcome.selected),  # clients whose update failed are not
@@ -218,26 +219,20 @@ class GlimpseGroup:
         agents = self.selectors[0].agents
         all_metrics: list[dict[str, float]] = []
         rounds: dict[int, Round] = {}
-        round_nums: list[int | None] = [None] * agents.lanes
         for selector, outcome in zip(self.selectors, outcomes, strict=True):
             metrics: dict[str, float] = {}
             if outcome is not None:
                 finished, metrics = selector.finish_round(outcome)
                 if not selector.frozen:
                     rounds[selector.lane] = finished
-                    round_nums[selector.lane] = outcome.round_num
             all_metrics.append(metrics)
-        agents.remember(rounds)
-        results = agents.learn(round_nums)
+        results = agents.learn(rounds)
         for selector, metrics in zip(self.selectors, all_metrics, strict=True):
-            _add_learning(metrics, results[selector.lane])
+            result = results.get(selector.lane)
+            if result is not None:
+                metrics["td_loss"] = result.td_loss
+                metrics["server_flops"] += result.flops
         return list(all_metrics)
-
-
-def _add_learning(metrics: dict[str, float], result: LearningResult) -> None:
-    if result.td_loss is not None:
-        metrics["td_loss"] = result.td_loss
-        metrics["server_flops"] += result.flops
 
 
 def build(setting: Setting) -> Method:
