@@ -148,7 +148,7 @@ def test_lanes_together_equal_lanes_alone() -> None:
 
 def test_lanes_report_and_merge_together_as_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     together = noise_rounds("har", [3, 4, 5], 2)
-    monkeypatch.setattr("fedglimpse.federation.devices.APART", ("cpu", "cuda"))
+    monkeypatch.setattr("fedglimpse.federation.devices.SEPARATE_LANES", ("cpu", "cuda"))
     apart = noise_rounds("har", [3, 4, 5], 2)
     assert [r["selected"] for r in together] == [r["selected"] for r in apart]
     for ours, theirs in zip(together, apart, strict=True):

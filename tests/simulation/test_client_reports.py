@@ -92,7 +92,7 @@ def test_lanes_that_report_together_say_what_each_says_alone(
         return [{**view.reports, **view.server} for view in shown if view is not None]
 
     apart = views()
-    monkeypatch.setattr("fedglimpse.federation.devices.APART", ())
+    monkeypatch.setattr("fedglimpse.federation.devices.SEPARATE_LANES", ())
     together = views()
     assert len(apart) == len(together) == 3
     for ours, theirs in zip(together, apart, strict=True):
@@ -238,7 +238,7 @@ def test_lanes_report_together_as_apart(monkeypatch: pytest.MonkeyPatch) -> None
         return [dict(view.reports) for view in small.views(small.world(lanes)) if view is not None]
 
     alone = reported()
-    monkeypatch.setattr("fedglimpse.simulation.client_reports.apart", lambda device: False)
+    monkeypatch.setattr("fedglimpse.federation.devices.SEPARATE_LANES", ())
     for one, other in zip(alone, reported(), strict=True):
         assert set(one) == set(other)
         for name in one:

@@ -142,7 +142,7 @@ def test_rounds_in_one_pass_give_what_a_cpu_gives(
     ours, theirs = world(), world()
     for _ in range(4):
         expected = small.run_round(theirs)
-        monkeypatch.setattr("fedglimpse.federation.devices.APART", ())
+        monkeypatch.setattr("fedglimpse.federation.devices.SEPARATE_LANES", ())
         monkeypatch.setattr("fedglimpse.simulation.world.LARGEST_PASS", floats)
         found = small.run_round(ours)
         monkeypatch.undo()
