@@ -1,17 +1,18 @@
 """Steps per second of 16 lanes of one world against 16 environments in a Python loop, HAR MLP.
 
 Run: python benchmarks/environment.py [--device cuda] [--lanes 16] [key=value ...]
-Both sides make the calls that `ClientSelection` and `ClientSelectionVector` make, so that
-gymnasium need not be there. Writes benchmarks/results/environment.json, one entry for each device.
-The sides take turns, and each lives alone in its turn, as it does where somebody uses it. Steps are
-timed from outside: an environment works its books out while the next clients train, and a clock
-inside would make it wait. How much is local training is measured in rounds of its own.
+Both sides make the calls that `ClientSelection` and `ClientSelectionVector` make, without
+gymnasium. Writes benchmarks/results/environment.json, one entry for each device.
+The sides take turns, and only one exists at a time. Steps are timed from outside: an environment
+computes its records while the next clients train, and a clock inside would make it wait. The share
+of local training is measured in rounds of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import time
@@ -45,22 +46,23 @@ class Lanes:
     def step(self, actions: np.ndarray) -> object:
         """Run one round of every lane."""
         stepper = self.stepper
-        chosen = [
-            chosen_slots(action, observation, stepper.k, subset=False)
-            for action, observation in zip(actions, stepper.observations, strict=True)
-        ]
-        steps = stepper.step(chosen)
+        slots = []
+        for action, observation in zip(actions, stepper.observations, strict=True):
+            slots.append(chosen_slots(action, observation, stepper.k, subset=False))
+        steps = stepper.step(slots)
         infos = list(map(info_of, stepper.observations, steps))
         return as_arrays(stepper.observations, self.shape), infos
 
 
-class Clock:
-    """Counts the seconds of a trainer, while it is in use."""
+class TrainingClock:
+    """Counts the seconds of a trainer inside a `with` block."""
 
     def __init__(self, trainer: Any) -> None:
-        self.seconds, self._trainer, self._train = 0.0, trainer, trainer.train
+        self.seconds = 0.0
+        self._trainer = trainer
+        self._train = trainer.train
 
-    def __enter__(self) -> Clock:
+    def __enter__(self) -> TrainingClock:
         self._trainer.train = self._timed
         return self
 
@@ -68,10 +70,10 @@ class Clock:
         self._trainer.train = self._train
 
     def _timed(self, *arguments: Any) -> Any:
-        began = now()
-        answer = self._train(*arguments)
-        self.seconds += now() - began
-        return answer
+        start = now()
+        trained = self._train(*arguments)
+        self.seconds += now() - start
+        return trained
 
 
 def now() -> float:
@@ -81,13 +83,15 @@ def now() -> float:
     return time.perf_counter()
 
 
-def play(sides: list[Lanes], actions: np.ndarray) -> float:
-    """Play one step of every lane; returns its seconds."""
-    began, at = now(), 0
-    for side in sides:
-        side.step(actions[at : at + side.stepper.num_lanes])
-        at += side.stepper.num_lanes
-    return now() - began
+def step_all(environments: list[Lanes], actions: np.ndarray) -> float:
+    """Run one step of every lane; returns its seconds."""
+    start = now()
+    first = 0
+    for environment in environments:
+        last = first + environment.stepper.num_lanes
+        environment.step(actions[first:last])
+        first = last
+    return now() - start
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -101,26 +105,33 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    """Return the name of the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
 
 
-def time_steps(sides: list[Lanes], actions: np.ndarray, warm_up: int) -> tuple[list[float], float]:
+def time_steps(
+    environments: list[Lanes], actions: np.ndarray, warm_up: int
+) -> tuple[list[float], float]:
     """Return the seconds of every step after the first ones, and those of a step's training."""
-    for some in actions[:warm_up]:
-        play(sides, some)
-    whole = [play(sides, some) for some in actions[warm_up:]]
-    with Clock(sides[0].stepper.world.trainer) as clock:
-        for some in actions[:warm_up]:
-            play(sides, some)
-    return whole, clock.seconds / warm_up
+    for action in actions[:warm_up]:
+        step_all(environments, action)
+    seconds = [step_all(environments, action) for action in actions[warm_up:]]
+    with TrainingClock(environments[0].stepper.world.trainer) as clock:
+        for action in actions[:warm_up]:
+            step_all(environments, action)
+    return seconds, clock.seconds / warm_up
 
 
-def measure(words: argparse.Namespace) -> dict[str, Any]:
-    lanes, warm_up = words.lanes, words.warm_up
-    config = {"data.name": "hapt", "method": "fedavg-window", "engine.device": words.device}
-    settings = settings_of(config | parse_words(words.keys))
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure both sides in turns."""
+    lanes = options.lanes
+    config = {"data.name": "hapt", "method": "fedavg-window", "engine.device": options.device}
+    settings = settings_of(config | parse_words(options.keys))
     setup = WorldSetup.of(settings.config)
     seeds = list(range(lanes))
     sides: dict[str, Callable[[], list[Lanes]]] = {
@@ -129,34 +140,33 @@ def measure(words: argparse.Namespace) -> dict[str, Any]:
     }
     slots = sides["vector"]()[0].shape.slots
     draw = np.random.Generator(np.random.PCG64(0))
-    steps: dict[str, list[float]] = {name: [] for name in sides}
-    trainings: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(-(-words.rounds // TURN)):  # a busy machine is busy for both sides
-        actions = draw.uniform(-1, 1, (warm_up + TURN, lanes, slots)).astype(np.float32)
+    step_seconds: dict[str, list[float]] = {name: [] for name in sides}
+    training_seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(math.ceil(options.rounds / TURN)):  # turns: a busy machine slows both sides
+        size = (options.warm_up + TURN, lanes, slots)
+        actions = draw.uniform(-1, 1, size).astype(np.float32)
         for name, build in sides.items():
-            seconds, of_training = time_steps(build(), actions, warm_up)
-            steps[name] += seconds
-            trainings[name].append(of_training)
-    whole, training = (
-        {name: statistics.median(some) for name, some in found.items()}
-        for found in (steps, trainings)
-    )
+            seconds, of_training = time_steps(build(), actions, options.warm_up)
+            step_seconds[name] += seconds
+            training_seconds[name].append(of_training)
     result: dict[str, Any] = {
-        **machine(words.device),
+        **machine(options.device),
         "what": "HAR MLP on hapt; all visible clients train and send sketches of their updates",
-        "keys": words.keys,
+        "keys": options.keys,
         "lanes": lanes,
-        "rounds_measured": len(steps["loop"]),
+        "rounds_measured": len(step_seconds["loop"]),
         "target_ratio": TARGET,
     }
     for name in sides:
+        step = statistics.median(step_seconds[name])
+        training = statistics.median(training_seconds[name])
         result[name] = {
-            "steps_per_second": round(lanes / whole[name], 1),
-            "milliseconds_per_step": round(1e3 * whole[name] / lanes, 2),
-            "of_them_training": round(1e3 * training[name] / lanes, 2),
+            "steps_per_second": round(lanes / step, 1),
+            "milliseconds_per_step": round(1e3 * step / lanes, 2),
+            "of_them_training": round(1e3 * training / lanes, 2),
         }
-    speeds = (result[name]["steps_per_second"] for name in ("vector", "loop"))
-    result["ratio"] = round(next(speeds) / next(speeds), 2)
+    vector_speed = result["vector"]["steps_per_second"]
+    result["ratio"] = round(vector_speed / result["loop"]["steps_per_second"], 2)
     return result
 
 
@@ -168,11 +178,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("keys", nargs="*", help="key=value, as for `fedglimpse run`")
-    words = parser.parse_args()
-    result = measure(words)
-    known = json.loads(words.out.read_text()) if words.out.exists() else {}
-    words.out.parent.mkdir(parents=True, exist_ok=True)
-    words.out.write_text(json.dumps({**known, words.device: result}, indent=2) + "\n")
+    options = parser.parse_args()
+    result = measure(options)
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results[options.device] = result
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 
 
