@@ -1,4 +1,4 @@
-"""Local training of one round: a plain PyTorch loop beside this package's trainers, in one run.
+"""Local training of one round: a plain PyTorch loop and this package's trainers, side by side.
 
     python benchmarks/trainers.py [--repeats 5] [--threads 2]
 
@@ -37,10 +37,10 @@ RESULTS = Path(__file__).parent / "results" / "trainers.json"
 class Case:
     name: str
     model: Callable[[], nn.Module]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one example
     classes: int
     clients: int
-    samples: int
+    samples: int  # of a client
 
 
 CASES = (
@@ -66,10 +66,11 @@ def plain_loop(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor) -> list[nn.
     return trained
 
 
-def measure(case: Case, repeats: int) -> dict[str, float]:
-    """Return the median seconds of every variant."""
+def variants_of(case: Case) -> dict[str, Callable[[], object]]:
+    """Return what is timed: each trains all clients of a case once."""
     total = case.clients * case.samples
-    x, y = torch.rand(total, *case.shape), torch.randint(case.classes, (total,))
+    x = torch.rand(total, *case.shape)
+    y = torch.randint(case.classes, (total,))
     rows = torch.arange(total).view(case.clients, case.samples)
     model = case.model()
     start = Layout.of(model).read(model)[None]
@@ -78,27 +79,34 @@ def measure(case: Case, repeats: int) -> dict[str, float]:
     convolutions = has_convolutions(model)
     serial = SerialTrainer(copy.deepcopy(model), examples, RECIPE, channels_last=convolutions)
     batched = BatchedTrainer(copy.deepcopy(model), examples, RECIPE)
-    variants: dict[str, Callable[[], object]] = {
+    return {
         "plain loop": lambda: plain_loop(model, x, y, rows),
         "serial": lambda: serial.train(start, jobs),
         "batched": lambda: batched.train(start, jobs),
     }
-    times: dict[str, list[float]] = {name: [] for name in variants}
+
+
+def measure(case: Case, repeats: int) -> dict[str, float]:
+    """Return the median seconds of every variant."""
+    variants = variants_of(case)
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
     for repeat in range(repeats + 1):
         for name, variant in variants.items():
             began = time.perf_counter()
             variant()
-            if repeat:  # the first turn warms up
-                times[name].append(time.perf_counter() - began)
-    return {name: median(values) for name, values in times.items()}
+            if repeat > 0:  # the first turn warms up
+                seconds[name].append(time.perf_counter() - began)
+    return {name: median(values) for name, values in seconds.items()}
 
 
 def cpu_name() -> str:
-    """Return the processor's name where the system tells it."""
+    """Return the processor's name where the system says it."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def main() -> None:
@@ -118,7 +126,8 @@ def main() -> None:
             print(f"{case.name:30} {name:12} {value:7.3f} s  ratio {ratios[name]:.2f}{mark}")
     RESULTS.parent.mkdir(exist_ok=True)
     facts = {"torch": torch.__version__, "cpu": cpu_name(), "threads": arguments.threads}
-    RESULTS.write_text(json.dumps({**facts, **code(), "results": results}, indent=1))
+    text = json.dumps({**facts, **code(), "results": results}, indent=1)
+    RESULTS.write_text(text, encoding="utf-8")
     print(f"results: {RESULTS}")
 
 

@@ -144,7 +144,7 @@ def test_dense_layers_step_by_themselves(compiled: bool) -> None:
     slow = SerialTrainer(nets.har_mlp().cuda(), data, how).train(start, jobs)
     trainer = GraphedTrainer(nets.har_mlp().cuda(), data, how, compiled=compiled)
     fast = trainer.train(start, jobs)
-    assert [len(step.slopes) for step in trainer.steps.values()] == [2]  # not the six outputs
+    assert [len(step.offsets) for step in trainer.steps.values()] == [2]  # not the six outputs
     moved = (slow.states - start[jobs.start]).norm()
     assert (slow.states - fast.states).norm() / moved < 1e-4
     assert torch.equal(fast.states[-1], start[jobs.start][-1])  # one example: no step

@@ -1,8 +1,8 @@
 """Forward passes of J clients on `[J, B, H, W, C]`, as pure functions that compile well.
 
 The same arithmetic as `simulation/trainers/stacked.py`, laid out for a GPU: clients outermost,
-channels innermost,
-statistics of real examples only, BatchNorm's new buffers returned instead of written.
+channels innermost, statistics of real examples only, and BatchNorm's new buffers returned instead
+of written. A convolution with ReLU, BatchNorm and perhaps max-pooling behind it runs as one block.
 """
 
 from __future__ import annotations
@@ -15,51 +15,55 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse.federation.devices import Precision, numerics
-from fedglimpse.simulation.cuda import first_layer
 from fedglimpse.simulation.cuda.conv import channels_of_kernel, conv3x3, conv3x3_moments
-from fedglimpse.simulation.cuda.descent import NO_SLOPES, sloped
+from fedglimpse.simulation.cuda.dense_step import NO_OFFSETS, dense_with_offset
+from fedglimpse.simulation.cuda.first_layer import first_layer, supported
 from fedglimpse.simulation.cuda.relu_norm import relu_frozen_norm, relu_norm
 from fedglimpse.simulation.trainers.stacked import chain
 
 _POINTWISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Identity)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
+Layers = list[tuple[str, nn.Module]]  # of `trainers.stacked.chain`
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
-class Passed(NamedTuple):
-    """What a forward pass gives."""
+
+class ForwardPass(NamedTuple):
+    """Results of a forward pass."""
 
     logits: Tensor  # [J, B, C]
     buffers: dict[str, Tensor]  # new running statistics, name -> [J, C]
-    inputs: dict[str, Tensor]  # of the layers with a slope, name -> [J, B, F]
+    dense_inputs: dict[str, Tensor]  # of the layers with an offset, name -> [J, B, F]
 
 
 def fits(model: nn.Module) -> bool:
     """True where every layer of a model that can be stacked has a fast form here, and trains."""
     trains = all(p.requires_grad for p in model.parameters())
-    return trains and all(_fits(layer) for _, layer in chain(model))
+    return trains and all(_layer_fits(layer) for _, layer in chain(model))
 
 
-def _fits(layer: nn.Module) -> bool:
+def _layer_fits(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):
-        plain = layer.kernel_size == (3, 3) and layer.stride == (1, 1) and layer.groups == 1
-        return plain and layer.dilation == (1, 1) and layer.padding in ((0, 0), (1, 1))
+        is_3x3 = layer.kernel_size == (3, 3) and layer.padding in ((0, 0), (1, 1))
+        is_plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
+        return is_3x3 and is_plain
     if isinstance(layer, nn.MaxPool2d):
-        halves = layer.kernel_size == 2 and layer.stride == 2 and layer.padding == 0
-        return halves and layer.dilation == 1 and not layer.ceil_mode
+        is_2x2 = layer.kernel_size == 2 and layer.stride == 2 and layer.padding == 0
+        return is_2x2 and layer.dilation == 1 and not layer.ceil_mode
     if isinstance(layer, _NORMS):
         return layer.affine and layer.track_running_stats and layer.momentum is not None
     return isinstance(layer, (nn.Linear, nn.Flatten, *_POINTWISE))
 
 
 def forward(
-    layers: list[tuple[str, nn.Module]],
+    layers: Layers,
     state: Mapping[str, Tensor],
     x: Tensor,
     counts: Tensor,
     dtype: torch.dtype,
     training: bool = True,
-    slopes: Mapping[str, Tensor] = NO_SLOPES,
-) -> Passed:
+    offsets: Mapping[str, Tensor] = NO_OFFSETS,
+) -> ForwardPass:
     """Run a chain of layers.
 
     Args:
@@ -69,122 +73,157 @@ def forward(
         counts: real examples of each client; the rest of a batch is padding.  # [J]
         dtype: of the activations.
         training: BatchNorm by batch statistics; False: by running ones.
-        slopes: dense layer -> zeros that are added to its outputs, see `descent.py`.  # [J, B, O]
+        offsets: dense layer -> zeros added to its outputs, see `dense_step.py`.  # [J, B, O]
     """
     buffers: dict[str, Tensor] = {}
-    inputs: dict[str, Tensor] = {}
-    x, at = x.to(dtype), 0
-    while at < len(layers):
-        name, layer = layers[at]
-        own = {k: state[f"{name}.{k}"] for k, _ in layer.named_parameters()}
-        if block := _block(layers, at, x):
-            norm_name, norm = layers[at + 2]
-            tensors = _tensors(state, norm_name)
-            x, new = _conv_block(x, own, layer, norm, tensors, counts, block == 4, training)
-            buffers |= {f"{norm_name}.{k}": v for k, v in new.items()}
-            at += block
+    dense_inputs: dict[str, Tensor] = {}
+    x = x.to(dtype)
+    position = 0
+    while position < len(layers):
+        name, layer = layers[position]
+        params = {key: state[f"{name}.{key}"] for key, _ in layer.named_parameters()}
+        block_length = _conv_block_length(layers, position, x)
+        if block_length:
+            norm_name, norm = layers[position + 2]
+            x, new_buffers = _conv_block(
+                x, params, cast(nn.Conv2d, layer), cast(nn.BatchNorm2d, norm),
+                _norm_tensors(state, norm_name), counts, block_length == 4, training,
+            )  # fmt: skip
+            buffers |= _prefixed(norm_name, new_buffers)
+            position += block_length
             continue
-        if isinstance(layer, nn.Linear) and name in slopes:
-            room = own["weight"].shape[2] - x.shape[2]  # beside every row of weights
-            inputs[name] = x = F.pad(x, (0, room)) if room else x
-            x = sloped(x, own, slopes[name])
-        elif isinstance(layer, nn.Linear):
-            x = _linear(x, own)
-        elif isinstance(layer, nn.Conv2d):
-            x = convolved(x, own["weight"], cast(int, layer.padding[0]))
-            x = x + own["bias"].to(x.dtype)[:, None, None, None] if "bias" in own else x
+        if isinstance(layer, nn.Linear) and name in offsets:
+            x = _padded_features(x, params["weight"])
+            dense_inputs[name] = x
+            x = dense_with_offset(x, params, offsets[name])
         elif isinstance(layer, _NORMS):
-            x, new = _batch_norm(layer, x, _tensors(state, name), counts, training)
-            buffers |= {f"{name}.{k}": v for k, v in new.items()}
-        elif isinstance(layer, nn.MaxPool2d):
-            x = _max_pool(x)
-        elif isinstance(layer, nn.Flatten):
-            x = x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x.flatten(2)
+            tensors = _norm_tensors(state, name)
+            x, new_buffers = _batch_norm(layer, x, tensors, counts, training)
+            buffers |= _prefixed(name, new_buffers)
         else:
-            x = layer(x)
-        at += 1
-    return Passed(x, buffers, inputs)
+            x = _apply(layer, params, x)
+        position += 1
+    return ForwardPass(x, buffers, dense_inputs)
 
 
-def _tensors(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+def _apply(layer: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Run a layer that has no statistics."""
+    if isinstance(layer, nn.Linear):
+        return _linear(x, params)
+    if isinstance(layer, nn.Conv2d):
+        x = convolved(x, params["weight"], cast(int, layer.padding[0]))
+        return x + params["bias"].to(x.dtype)[:, None, None, None] if "bias" in params else x
+    if isinstance(layer, nn.MaxPool2d):
+        return _max_pool(x)
+    if isinstance(layer, nn.Flatten):
+        return x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x.flatten(2)
+    return cast(Tensor, layer(x))
+
+
+def _prefixed(layer: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a layer's tensors by their names in the state."""
+    return {f"{layer}.{key}": value for key, value in tensors.items()}
+
+
+def _norm_tensors(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """Return the four tensors of a BatchNorm layer."""
     keys = ("weight", "bias", "running_mean", "running_var")
-    return {k: state[f"{name}.{k}"] for k in keys}
+    return {key: state[f"{name}.{key}"] for key in keys}
 
 
-def _block(layers: list[tuple[str, nn.Module]], at: int, x: Tensor) -> int:
-    """Return how many layers from `at` on run as one: convolution, ReLU, BatchNorm, perhaps pool.
+def _conv_block_length(layers: Layers, position: int, x: Tensor) -> int:
+    """Return how many layers from here on run as one: convolution, ReLU, BatchNorm, perhaps pool.
 
     0 where they do not follow each other like this, or their shapes do not fit the kernels.
     """
-    kinds = [type(layer) for _, layer in layers[at : at + 4]]
+    kinds = [type(layer) for _, layer in layers[position : position + 4]]
     if kinds[:3] != [nn.Conv2d, nn.ReLU, nn.BatchNorm2d]:
         return 0
-    conv = cast(nn.Conv2d, layers[at][1])
+    conv = cast(nn.Conv2d, layers[position][1])
     if conv.bias is None or channels_of_kernel(conv.out_channels) != conv.out_channels:
         return 0
-    grown = 2 * cast(int, conv.padding[0]) - 2
-    even = (x.shape[2] + grown) % 2 == 0 and (x.shape[3] + grown) % 2 == 0
-    return 4 if len(kinds) == 4 and kinds[3] is nn.MaxPool2d and even else 3
+    height, width = _output_size(x, cast(int, conv.padding[0]))
+    can_pool = height % 2 == 0 and width % 2 == 0
+    return 4 if kinds[3:] == [nn.MaxPool2d] and can_pool else 3
+
+
+def _output_size(x: Tensor, pad: int) -> tuple[int, int]:
+    """Return height and width of a 3x3 convolution's result."""
+    return x.shape[2] + 2 * pad - 2, x.shape[3] + 2 * pad - 2
 
 
 def _conv_block(
     x: Tensor,
-    own: Mapping[str, Tensor],
-    conv: nn.Module,
-    norm: nn.Module,
+    params: Mapping[str, Tensor],
+    conv: nn.Conv2d,
+    norm: nn.BatchNorm2d,
     tensors: Mapping[str, Tensor],
     counts: Tensor,
     pool: bool,
     training: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Run convolution, ReLU, BatchNorm and, where `pool`, max-pooling."""
-    assert isinstance(conv, nn.Conv2d)
-    assert isinstance(norm, nn.BatchNorm2d)
+    """Run convolution, ReLU, BatchNorm and, where `pool`, max-pooling; also new buffers."""
     pad = cast(int, conv.padding[0])
-    places = (x.shape[2] + 2 * pad - 2) * (x.shape[3] + 2 * pad - 2)
-    if training and first_layer.supported(x, conv.out_channels, pad):
-        y, mean, var = first_layer.first_layer(
-            x, own["weight"], own["bias"], tensors["weight"], tensors["bias"], counts,
-            norm.eps, pad, pool,
-        )  # fmt: skip
-        return y, _running(norm, tensors, mean, var, counts, places)
-    given = (own["bias"], tensors["weight"], tensors["bias"], counts)
+    weight = params["weight"]
+    bias = params["bias"]
+    gamma = tensors["weight"]
+    beta = tensors["bias"]
     if not training:
-        still = tensors["running_mean"], tensors["running_var"]
-        z = convolved(x, own["weight"], pad)
-        return relu_frozen_norm(z, *given, *still, norm.eps, pool), {}
-    z, sums = conv3x3_moments(*_for_kernel(x, own["weight"]), own["bias"], counts, pad)
-    y, mean, var = relu_norm(z, *given, sums, norm.eps, pool)
-    return y, _running(norm, tensors, mean, var, counts, places)
+        z = convolved(x, weight, pad)
+        mean = tensors["running_mean"]
+        var = tensors["running_var"]
+        return relu_frozen_norm(z, bias, gamma, beta, counts, mean, var, norm.eps, pool), {}
+    height, width = _output_size(x, pad)
+    if supported(x, conv.out_channels, pad):
+        y, mean, var = first_layer(x, weight, bias, gamma, beta, counts, norm.eps, pad, pool)
+    else:
+        z, sums = conv3x3_moments(*_for_kernel(x, weight), bias, counts, pad)
+        y, mean, var = relu_norm(z, bias, gamma, beta, counts, sums, norm.eps, pool)
+    return y, _new_buffers(norm, tensors, mean, var, counts, height * width)
 
 
-def _running(
-    layer: nn.Module,
+def _new_buffers(
+    norm: BatchNorm,
     tensors: Mapping[str, Tensor],
     mean: Tensor,
     var: Tensor,
     counts: Tensor,
-    places: int,
+    pixels: int,
 ) -> dict[str, Tensor]:
-    """Return a norm's new running statistics; those of idle clients stay."""
-    count = (counts.float() * places).clamp(min=1)[:, None]
-    share = cast(float, layer.momentum) * (counts > 0).float()[:, None]
-    unbiased = var.detach() * (count / (count - 1).clamp(min=1))
+    """Return a norm's new running statistics; those of idle clients stay.
+
+    Args:
+        norm: for its momentum.
+        tensors: its running statistics so far.  # [J, C]
+        mean: of the batch.  # [J, C]
+        var: of the batch, biased.  # [J, C]
+        counts: real examples of each client.  # [J]
+        pixels: of an example.
+    """
+    num_values = (counts.float() * pixels).clamp(min=1)[:, None]
+    weight = cast(float, norm.momentum) * (counts > 0).float()[:, None]
+    unbiased = var.detach() * (num_values / (num_values - 1).clamp(min=1))
     return {
-        "running_mean": torch.lerp(tensors["running_mean"], mean.detach(), share),
-        "running_var": torch.lerp(tensors["running_var"], unbiased, share),
+        "running_mean": torch.lerp(tensors["running_mean"], mean.detach(), weight),
+        "running_var": torch.lerp(tensors["running_var"], unbiased, weight),
     }
 
 
-def _linear(x: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+def _padded_features(x: Tensor, weight: Tensor) -> Tensor:
+    """Add zero features `[J, B, F]` up to the padded rows of weights `[J, O, F']`."""
+    padding = weight.shape[2] - x.shape[2]
+    return F.pad(x, (0, padding)) if padding else x
+
+
+def _linear(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
     """Multiply weights with inputs, not inputs with weights: so their gradient has their layout."""
-    weight, columns = own["weight"].to(x.dtype), x.transpose(1, 2)  # [J, F_out, F_in], [J, F_in, B]
-    if room := weight.shape[2] - x.shape[2]:  # beside every row of weights
-        columns = F.pad(columns, (0, 0, 0, room))
-    if "bias" not in own:
+    weight = params["weight"].to(x.dtype)  # [J, O, F']
+    columns = x.transpose(1, 2)  # [J, F, B]
+    if padding := weight.shape[2] - x.shape[2]:
+        columns = F.pad(columns, (0, 0, 0, padding))
+    if "bias" not in params:
         return torch.bmm(weight, columns).transpose(1, 2)
-    bias = own["bias"].to(x.dtype)[:, :, None]
+    bias = params["bias"].to(x.dtype)[:, :, None]
     return torch.baddbmm(bias, weight, columns).transpose(1, 2)
 
 
@@ -197,45 +236,52 @@ def _for_kernel(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return images and taps `[J, 9, CO, CI]` as the kernels take them, zeros beside channels."""
     jobs, outputs, inputs = weight.shape[:3]
     taps = weight.to(x.dtype).permute(0, 3, 4, 1, 2).reshape(jobs, 9, outputs, inputs)
-    more_in, more_out = (channels_of_kernel(c) - c for c in (inputs, outputs))
-    if more_in or more_out:
-        x, taps = F.pad(x, (0, more_in)), F.pad(taps, (0, more_in, 0, more_out))
+    input_padding = channels_of_kernel(inputs) - inputs
+    output_padding = channels_of_kernel(outputs) - outputs
+    if input_padding or output_padding:
+        x = F.pad(x, (0, input_padding))
+        taps = F.pad(taps, (0, input_padding, 0, output_padding))
     return x.contiguous(), taps.contiguous()
 
 
 def _max_pool(x: Tensor) -> Tensor:
     """2x2 pooling; an odd last row or column is dropped, as `nn.MaxPool2d` does."""
-    jobs, batch, high, wide, channels = x.shape
-    x = x[:, :, : high // 2 * 2, : wide // 2 * 2]
-    return x.reshape(jobs, batch, high // 2, 2, wide // 2, 2, channels).amax((3, 5))
+    jobs, batch, height, width, channels = x.shape
+    x = x[:, :, : height // 2 * 2, : width // 2 * 2]
+    return x.reshape(jobs, batch, height // 2, 2, width // 2, 2, channels).amax((3, 5))
 
 
 def _batch_norm(
-    layer: nn.BatchNorm1d | nn.BatchNorm2d,
+    norm: BatchNorm,
     x: Tensor,
     tensors: Mapping[str, Tensor],
     counts: Tensor,
     training: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    jobs, batch, channels = x.shape[0], x.shape[1], x.shape[-1]
-    shape = (jobs, *[1] * (x.dim() - 2), channels)
-    scale, shift = tensors["weight"], tensors["bias"]
+    """Run a BatchNorm that is not part of a block; also its new buffers."""
+    jobs = x.shape[0]
+    batch = x.shape[1]
+    channels = x.shape[-1]
+    pixel_dims = x.dim() - 3
+    shape = (jobs, 1, *[1] * pixel_dims, channels)
+    scale = tensors["weight"]
+    shift = tensors["bias"]
     if not training:
-        scale = scale * torch.rsqrt(tensors["running_var"] + layer.eps)
+        scale = scale * torch.rsqrt(tensors["running_var"] + norm.eps)
         shift = shift - tensors["running_mean"] * scale
         return torch.addcmul(shift.view(shape), x.float(), scale.view(shape)).to(x.dtype), {}
-    real = (torch.arange(batch, device=x.device) < counts[:, None]).float()  # [J, B]
-    real = real.view(jobs, batch, *[1] * (x.dim() - 2))
-    over = tuple(range(1, x.dim() - 1))
-    places = x[0, 0].numel() // channels
-    count = (counts.float() * places).clamp(min=1)[:, None]  # [J, 1]
-    wide = x.float()
-    mean = (wide * real).sum(over) / count  # [J, C]
-    centred = wide - mean.view(shape)
-    var = (centred.square() * real).sum(over) / count
-    factor = torch.rsqrt(var + layer.eps) * scale
+    is_real = (torch.arange(batch, device=x.device) < counts[:, None]).float()  # [J, B]
+    is_real = is_real.view(jobs, batch, *[1] * pixel_dims, 1)
+    summed_dims = tuple(range(1, x.dim() - 1))
+    pixels = x[0, 0].numel() // channels
+    num_values = (counts.float() * pixels).clamp(min=1)[:, None]  # [J, 1]
+    values = x.float()
+    mean = (values * is_real).sum(summed_dims) / num_values  # [J, C]
+    centred = values - mean.view(shape)
+    var = (centred.square() * is_real).sum(summed_dims) / num_values
+    factor = torch.rsqrt(var + norm.eps) * scale
     out = (centred * factor.view(shape) + shift.view(shape)).to(x.dtype)
-    return out, _running(layer, tensors, mean, var, counts, places)
+    return out, _new_buffers(norm, tensors, mean, var, counts, pixels)
 
 
 class ChannelsLastMany:
@@ -253,5 +299,5 @@ class ChannelsLastMany:
             x = x.permute(0, 1, 3, 4, 2)
         counts = torch.full((len(x),), x.shape[1], device=x.device)
         with numerics(x.device, self.flags):  # bf16 is written into the pass itself
-            passed = forward(self.layers, state, x, counts, self.dtype, training=False)
-        return passed.logits.float()
+            result = forward(self.layers, state, x, counts, self.dtype, training=False)
+        return result.logits.float()

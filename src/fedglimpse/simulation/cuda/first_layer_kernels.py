@@ -1,12 +1,17 @@
-"""What the kernels of `first_layer_kernels.py` load: the pixels that a quad sees, and its weights.
+"""The Triton kernels of `first_layer.py`, which says what they compute and why.
 
-Names are explained there.
+Quads are the 2x2 squares of outputs. A client's quads are numbered image by image, row by row:
+`num_quads` are all of them, `per_image` those of an image, `across` those of a row. A program takes
+STEPS tiles of BLOCK quads, one after the other, each with all OUTPUTS channels.
 
-The Triton kernels of `first_layer.py`, which explains them.
+The four corners of a quad are numbered row by row. Together they see 4x4 pixels of x, its patch,
+loaded as one row of DEPTH numbers: 16 pixels x INPUTS channels, filled up to what tensor cores
+take. A corner's nine taps per input channel lie in those 16 places, zeros elsewhere, as one matrix
+`[DEPTH, OUTPUTS]`. So the outputs of a corner are one product of patches and taps.
 
-Names that all kernels share: a client's quads are numbered image by image, row by row; `quads` are
-all of them, `per_image` those of an image, `across` those of a row. A program takes STEPS tiles of
-BM quads. K is the depth of the products: 16 pixels x CI inputs, to a power of two.
+In the formulas z is the result of the convolution without its bias, r is ReLU(z + bias), x^ the
+normalised r, and dy and dz are gradients. x has its zeros around every image. The first
+`counts[job]` images of a client are real; the others are padding.
 """
 
 from __future__ import annotations
@@ -14,293 +19,372 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fedglimpse.simulation.cuda.kernel_pieces import clear, clear_sums, largest, shares, sum_parts
+from fedglimpse.simulation.cuda.kernel_helpers import (
+    add_partial_sums,
+    gradients_of_max,
+    largest_of_four,
+    store_zero_sums,
+    store_zeros,
+)
 
 
 @triton.jit
-def load_patches(x, m, quads, per_image, across, CI: tl.constexpr, K: tl.constexpr):
-    """Load the 4x4 pixels that every quad sees: [BM, K], k = input * 16 + pixel."""
-    wide = 2 * across + 2
-    high = 2 * (per_image // across) + 2
-    k = tl.arange(0, K)
-    away = ((k % 16) // 4 * wide + k % 4) * CI + k // 16
-    m = tl.minimum(m, quads - 1)
-    row = 2 * (m % per_image // across)
-    place = ((m // per_image * high + row) * wide + 2 * (m % across)) * CI
-    return tl.load(x + place[:, None] + away[None, :], mask=(k < 16 * CI)[None, :], other=0.0)
+def _images_of_job(x, job, num_quads, per_image, across, INPUTS: tl.constexpr):
+    """Return where a client's images begin."""
+    pixels = (2 * (per_image // across) + 2) * (2 * across + 2)  # of an image and its zeros
+    return x + job * (num_quads // per_image) * pixels * INPUTS
 
 
 @triton.jit
-def images(x, job, quads, per_image, across, CI: tl.constexpr):
-    """Return where a client's images begin, each with its zeros around it."""
-    pixels = (2 * (per_image // across) + 2) * (2 * across + 2)
-    return x + job * (quads // per_image) * pixels * CI
+def _load_patches(
+    x, quad, num_quads, per_image, across, INPUTS: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
+    """Load the 4x4 pixels that every quad sees: `[BLOCK, DEPTH]`, number = input * 16 + pixel."""
+    width = 2 * across + 2
+    height = 2 * (per_image // across) + 2
+    number = tl.arange(0, DEPTH)
+    number_offsets = ((number % 16) // 4 * width + number % 4) * INPUTS + number // 16
+    quad = tl.minimum(quad, num_quads - 1)
+    row = 2 * (quad % per_image // across)
+    quad_offsets = ((quad // per_image * height + row) * width + 2 * (quad % across)) * INPUTS
+    pointers = x + quad_offsets[:, None] + number_offsets[None, :]
+    return tl.load(pointers, mask=(number < 16 * INPUTS)[None, :], other=0.0)
 
 
 @triton.jit
-def _taps(weight, sign, kind: tl.constexpr, corner: tl.constexpr, CI: tl.constexpr,
-          CO: tl.constexpr, K: tl.constexpr):  # fmt: skip
-    """Load the weights of one corner, 9 of each 16 filled: [K, CO]."""
-    k = tl.arange(0, K)[:, None]
-    row, column = k % 16 // 4 - corner // 2, k % 4 - corner % 2
-    filled = (row >= 0) & (row < 3) & (column >= 0) & (column < 3) & (k < 16 * CI)
-    place = tl.arange(0, CO)[None, :] * 9 * CI + k // 16 * 9 + row * 3 + column
-    return (tl.load(weight + place, mask=filled, other=0.0) * sign).to(kind)
+def _load_taps_of_corner(
+    weight, sign, dtype: tl.constexpr, corner: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Load one corner's taps, 9 of each 16 places filled: `[DEPTH, OUTPUTS]`."""
+    number = tl.arange(0, DEPTH)[:, None]
+    row = number % 16 // 4 - corner // 2
+    column = number % 4 - corner % 2
+    is_tap = (row >= 0) & (row < 3) & (column >= 0) & (column < 3) & (number < 16 * INPUTS)
+    output_offsets = tl.arange(0, OUTPUTS)[None, :] * 9 * INPUTS
+    offsets = output_offsets + number // 16 * 9 + row * 3 + column
+    return (tl.load(weight + offsets, mask=is_tap, other=0.0) * sign).to(dtype)
 
 
 @triton.jit
-def all_taps(weight, job, sign, kind: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-              K: tl.constexpr):  # fmt: skip
-    """Load the weights of the four corners."""
-    weight += job * 9 * CI * CO
+def _load_taps(
+    weight, job, sign, dtype: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Load the taps of the four corners, times a sign for every output channel."""
+    weight += job * 9 * INPUTS * OUTPUTS
     return (
-        _taps(weight, sign, kind, 0, CI, CO, K),
-        _taps(weight, sign, kind, 1, CI, CO, K),
-        _taps(weight, sign, kind, 2, CI, CO, K),
-        _taps(weight, sign, kind, 3, CI, CO, K),
+        _load_taps_of_corner(weight, sign, dtype, 0, INPUTS, OUTPUTS, DEPTH),
+        _load_taps_of_corner(weight, sign, dtype, 1, INPUTS, OUTPUTS, DEPTH),
+        _load_taps_of_corner(weight, sign, dtype, 2, INPUTS, OUTPUTS, DEPTH),
+        _load_taps_of_corner(weight, sign, dtype, 3, INPUTS, OUTPUTS, DEPTH),
     )
 
 
 @triton.jit
-def _pick(a, b, c, d, corner: tl.constexpr):
-    return a if corner == 0 else (b if corner == 1 else (c if corner == 2 else d))
+def _convolve_corners(patches, taps, PRECISION: tl.constexpr):
+    """Return z at the four corners, `[BLOCK, OUTPUTS]` each."""
+    return (
+        tl.dot(patches, taps[0], input_precision=PRECISION),
+        tl.dot(patches, taps[1], input_precision=PRECISION),
+        tl.dot(patches, taps[2], input_precision=PRECISION),
+        tl.dot(patches, taps[3], input_precision=PRECISION),
+    )
 
 
 @triton.jit
-def _place(m, across, corner: tl.constexpr):
-    """Output pixel of a corner of quad m."""
-    return (2 * (m // across) + corner // 2) * (2 * across) + 2 * (m % across) + corner % 2
+def _pooled_r(patches, taps, sign, bias, PRECISION: tl.constexpr):
+    """Return the r that pooling picks: the largest, or the smallest where the scale is below 0.
+
+    The taps carry the sign of the scale, so that it is the largest of the four z in both cases.
+    """
+    z = _convolve_corners(patches, taps, PRECISION)
+    return tl.maximum(largest_of_four(z[0], z[1], z[2], z[3]) * sign + bias, 0.0)
+
+
+@triton.jit
+def _output_pixel(quad, across, corner: tl.constexpr):
+    """Return the output pixel of a corner of a quad."""
+    row = 2 * (quad // across) + corner // 2
+    return row * (2 * across) + 2 * (quad % across) + corner % 2
 
 
 @triton.jit
 def moments_kernel(
-    x, weight, bias, counts, out, quads, per_image, across,
-    STEPS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, weight, bias, counts, sums, num_quads, per_image, across,
+    STEPS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sums of r and r^2, r = ReLU(conv(x) + bias), over one part of a client's real pixels."""
-    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    x = images(x, job, quads, per_image, across, CI)
-    c = tl.arange(0, CO)
-    real = (tl.load(counts + job) * per_image).to(tl.int32)
-    out += (job * tl.num_programs(0) + part) * 2 * CO
-    if part * STEPS * BM >= real:
-        clear_sums(out + c, CO, CO)
+    """Partial sums of r and r^2 over a client's real pixels."""
+    job = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0)
+    x = _images_of_job(x, job, num_quads, per_image, across, INPUTS)
+    channel = tl.arange(0, OUTPUTS)
+    num_real = (tl.load(counts + job) * per_image).to(tl.int32)
+    sums += (job * tl.num_programs(0) + program) * 2 * OUTPUTS
+    if program * STEPS * BLOCK >= num_real:  # nothing but padding
+        store_zero_sums(sums + channel, OUTPUTS, OUTPUTS)
         return
-    w0, w1, w2, w3 = all_taps(weight, job, 1.0, x.dtype.element_ty, CI, CO, K)
-    b = tl.load(bias + job * CO + c)[None, :]
-    first = tl.zeros((BM, CO), dtype=tl.float32)
-    second = tl.zeros((BM, CO), dtype=tl.float32)
+    taps = _load_taps(weight, job, 1.0, x.dtype.element_ty, INPUTS, OUTPUTS, DEPTH)
+    job_bias = tl.load(bias + job * OUTPUTS + channel)[None, :]
+    sum_r = tl.zeros((BLOCK, OUTPUTS), dtype=tl.float32)
+    sum_r2 = tl.zeros((BLOCK, OUTPUTS), dtype=tl.float32)
     for step in range(0, STEPS):
-        m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = (m < real)[:, None]
-        patches = load_patches(x, m, quads, per_image, across, CI, K)
+        quad = (program * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        is_real = (quad < num_real)[:, None]
+        patches = _load_patches(x, quad, num_quads, per_image, across, INPUTS, DEPTH)
         for corner in tl.static_range(4):
-            taps = _pick(w0, w1, w2, w3, corner)
-            z = tl.dot(patches, taps, input_precision=PRECISION) + b
-            r = tl.where(keep, tl.maximum(z, 0.0), 0.0)
-            first += r
-            second += r * r
-    tl.store(out + c, tl.sum(first, axis=0))
-    tl.store(out + CO + c, tl.sum(second, axis=0))
+            z = tl.dot(patches, taps[corner], input_precision=PRECISION)
+            r = tl.where(is_real, tl.maximum(z + job_bias, 0.0), 0.0)
+            sum_r += r
+            sum_r2 += r * r
+    tl.store(sums + channel, tl.sum(sum_r, axis=0))
+    tl.store(sums + OUTPUTS + channel, tl.sum(sum_r2, axis=0))
 
 
 @triton.jit
-def _products(patches, w0, w1, w2, w3, PRECISION: tl.constexpr):
-    """Convolve the four corners, without bias: [BM, CO] each."""
-    return (
-        tl.dot(patches, w0, input_precision=PRECISION),
-        tl.dot(patches, w1, input_precision=PRECISION),
-        tl.dot(patches, w2, input_precision=PRECISION),
-        tl.dot(patches, w3, input_precision=PRECISION),
-    )
-
-
-@triton.jit
-def _best(patches, w0, w1, w2, w3, sign, b, PRECISION: tl.constexpr):
-    """Return the ReLU that pooling picks: the largest, or the smallest where the scale is below 0.
-
-    The weights carry the sign, so that it is the largest of the four products in both cases.
-    """
-    z0, z1, z2, z3 = _products(patches, w0, w1, w2, w3, PRECISION)
-    return tl.maximum(largest(z0, z1, z2, z3) * sign + b, 0.0)
+def _store_zero_quads(
+    out, quad, exists, channel, across,
+    OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, POOL: tl.constexpr,
+):  # fmt: skip
+    """Write y = 0 for these quads."""
+    for corner in tl.static_range(1 if POOL else 4):
+        pixel = quad if POOL else _output_pixel(quad, across, corner)
+        store_zeros(out + pixel[:, None] * OUTPUTS + channel[None, :], exists, BLOCK, OUTPUTS)
 
 
 @triton.jit
 def result_kernel(
-    x, weight, bias, gamma, beta, counts, sums, mean, var, out, eps, quads, per_image, across,
-    STEPS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
-    PRECISION: tl.constexpr, PARTS: tl.constexpr, POOL: tl.constexpr,
+    x, weight, bias, gamma, beta, counts, sums, mean, var, out, eps, num_quads, per_image, across,
+    STEPS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, PARTIALS: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
-    """Write the statistics and y of one part of a client's quads; zeros for padding."""
-    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    x = images(x, job, quads, per_image, across, CI)
-    c = tl.arange(0, CO)
-    at = job * CO + c
-    real = (tl.load(counts + job) * per_image).to(tl.int32)
-    total = tl.maximum(real * 4, 1).to(tl.float32)
-    first, second = sum_parts(sums + job * PARTS * 2 * CO, CO, PARTS, PARTS)
-    mu = first / total
-    spread = tl.maximum(second / total - mu * mu, 0.0)
-    tl.store(mean + at, mu, mask=(c >= 0) & (part == 0))
-    tl.store(var + at, spread, mask=(c >= 0) & (part == 0))
-    out += job * quads * CO * (1 if POOL else 4)
-    if part * STEPS * BM >= real:
+    """Write the statistics and y of some of a client's quads; zeros for padding."""
+    job = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0)
+    x = _images_of_job(x, job, num_quads, per_image, across, INPUTS)
+    channel = tl.arange(0, OUTPUTS)
+    columns = job * OUTPUTS + channel
+    num_real = (tl.load(counts + job) * per_image).to(tl.int32)
+    num_values = tl.maximum(num_real * 4, 1).to(tl.float32)
+    job_sums = sums + job * PARTIALS * 2 * OUTPUTS
+    sum_r, sum_r2 = add_partial_sums(job_sums, OUTPUTS, PARTIALS, PARTIALS)
+    mean_r = sum_r / num_values
+    var_r = tl.maximum(sum_r2 / num_values - mean_r * mean_r, 0.0)
+    is_first = (channel >= 0) & (program == 0)  # one program writes them
+    tl.store(mean + columns, mean_r, mask=is_first)
+    tl.store(var + columns, var_r, mask=is_first)
+    out += job * num_quads * OUTPUTS * (1 if POOL else 4)
+    if program * STEPS * BLOCK >= num_real:  # nothing but padding
         for step in range(0, STEPS):
-            m = (part * STEPS + step) * BM + tl.arange(0, BM)
-            for corner in tl.static_range(1 if POOL else 4):
-                place = m if POOL else _place(m, across, corner)
-                clear(out + place[:, None] * CO + c[None, :], (m < quads)[:, None], BM, CO)
+            quad = (program * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+            exists = (quad < num_quads)[:, None]
+            _store_zero_quads(out, quad, exists, channel, across, OUTPUTS, BLOCK, POOL)
         return
-    scale = tl.load(gamma + at) * tl.rsqrt(spread + eps)
-    shift = (tl.load(beta + at) - mu * scale)[None, :]
+    scale = tl.load(gamma + columns) * tl.rsqrt(var_r + eps)
+    shift = (tl.load(beta + columns) - mean_r * scale)[None, :]
     sign = tl.where((scale < 0.0) & POOL, -1.0, 1.0)[None, :]
     scale = scale[None, :]
-    b = tl.load(bias + at)[None, :]
-    w0, w1, w2, w3 = all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
+    job_bias = tl.load(bias + columns)[None, :]
+    taps = _load_taps(weight, job, sign, x.dtype.element_ty, INPUTS, OUTPUTS, DEPTH)
     for step in range(0, STEPS):
-        m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = (m < quads)[:, None]
-        there = (m < real)[:, None]
-        patches = load_patches(x, m, quads, per_image, across, CI, K)
-        if POOL:
-            y = _best(patches, w0, w1, w2, w3, sign, b, PRECISION) * scale + shift
-            y = tl.where(there, y, 0.0)
-            tl.store(out + m[:, None] * CO + c[None, :], y.to(out.dtype.element_ty), mask=keep)
-        else:
-            for corner in tl.static_range(4):
-                taps = _pick(w0, w1, w2, w3, corner)
-                z = tl.dot(patches, taps, input_precision=PRECISION) + b
-                y = tl.where(there, tl.maximum(z, 0.0) * scale + shift, 0.0)
-                place = _place(m, across, corner)[:, None] * CO + c[None, :]
-                tl.store(out + place, y.to(out.dtype.element_ty), mask=keep)
+        quad = (program * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        exists = (quad < num_quads)[:, None]
+        is_real = (quad < num_real)[:, None]
+        patches = _load_patches(x, quad, num_quads, per_image, across, INPUTS, DEPTH)
+        for corner in tl.static_range(1 if POOL else 4):
+            if POOL:
+                r = _pooled_r(patches, taps, sign, job_bias, PRECISION)
+                pixel = quad
+            else:
+                z = tl.dot(patches, taps[corner], input_precision=PRECISION)
+                r = tl.maximum(z + job_bias, 0.0)
+                pixel = _output_pixel(quad, across, corner)
+            y = tl.where(is_real, r * scale + shift, 0.0).to(out.dtype.element_ty)
+            tl.store(out + pixel[:, None] * OUTPUTS + channel[None, :], y, mask=exists)
 
 
 @triton.jit
-def _corner_grad(grad, m, c, keep, across, corner: tl.constexpr, CO: tl.constexpr):
-    place = _place(m, across, corner)[:, None] * CO + c[None, :]
-    return tl.load(grad + place, mask=keep, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def sums_kernel(
-    x, weight, bias, gamma, counts, mean, var, grad, out, eps, quads, per_image, across,
-    STEPS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
-    PRECISION: tl.constexpr, POOL: tl.constexpr,
+def _load_gradient(
+    grad, quad, channel, mask, across,
+    OUTPUTS: tl.constexpr, POOL: tl.constexpr, corner: tl.constexpr,
 ):  # fmt: skip
-    """Sums of dy and dy * x^ (the gradients of beta and gamma), by parts."""
-    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    x = images(x, job, quads, per_image, across, CI)
-    c = tl.arange(0, CO)
-    at = job * CO + c
-    real = (tl.load(counts + job) * per_image).to(tl.int32)
-    out += (job * tl.num_programs(0) + part) * 2 * CO
-    if part * STEPS * BM >= real:
-        clear_sums(out + c, CO, CO)
-        return
-    mu = tl.load(mean + at)[None, :]
-    b = tl.load(bias + at)[None, :]
-    sign = tl.where((tl.load(gamma + at) < 0.0) & POOL, -1.0, 1.0)[None, :]
-    w0, w1, w2, w3 = all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
-    grad += job * quads * CO * (1 if POOL else 4)
-    first = tl.zeros((BM, CO), dtype=tl.float32)
-    second = tl.zeros((BM, CO), dtype=tl.float32)
-    for step in range(0, STEPS):
-        m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = (m < real)[:, None]
-        patches = load_patches(x, m, quads, per_image, across, CI, K)
-        if POOL:
-            dy = tl.load(grad + m[:, None] * CO + c[None, :], mask=keep, other=0.0).to(tl.float32)
-            r = _best(patches, w0, w1, w2, w3, sign, b, PRECISION)
-            first += dy
-            second += dy * (r - mu)
-        else:
-            for corner in tl.static_range(4):
-                dy = _corner_grad(grad, m, c, keep, across, corner, CO)
-                taps = _pick(w0, w1, w2, w3, corner)
-                z = tl.dot(patches, taps, input_precision=PRECISION) + b
-                first += dy
-                second += dy * (tl.maximum(z, 0.0) - mu)
-    tl.store(out + c, tl.sum(first, axis=0))
-    tl.store(out + CO + c, tl.sum(second, axis=0) * tl.rsqrt(tl.load(var + at) + eps))
+    """Load dy of these quads in float32, of one corner of them where they are not pooled."""
+    if POOL:
+        pointers = grad + quad[:, None] * OUTPUTS + channel[None, :]
+    else:
+        pixel = _output_pixel(quad, across, corner)
+        pointers = grad + (pixel[:, None] * OUTPUTS + channel[None, :])
+    return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _add(patches, z, dy, keep, t, of_bias, sign, b, a, level, slope, PRECISION: tl.constexpr):
-    """Add a corner's share to the gradients of its weights and of the bias.
+def gradient_sums_kernel(
+    x, weight, bias, gamma, counts, mean, var, grad, sums, eps, num_quads, per_image, across,
+    STEPS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, POOL: tl.constexpr,
+):  # fmt: skip
+    """Partial sums of dy and dy * x^, which are the gradients of beta and gamma."""
+    job = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0)
+    x = _images_of_job(x, job, num_quads, per_image, across, INPUTS)
+    channel = tl.arange(0, OUTPUTS)
+    columns = job * OUTPUTS + channel
+    num_real = (tl.load(counts + job) * per_image).to(tl.int32)
+    sums += (job * tl.num_programs(0) + program) * 2 * OUTPUTS
+    if program * STEPS * BLOCK >= num_real:  # nothing but padding
+        store_zero_sums(sums + channel, OUTPUTS, OUTPUTS)
+        return
+    job_mean = tl.load(mean + columns)[None, :]
+    job_bias = tl.load(bias + columns)[None, :]
+    sign = tl.where((tl.load(gamma + columns) < 0.0) & POOL, -1.0, 1.0)[None, :]
+    taps = _load_taps(weight, job, sign, x.dtype.element_ty, INPUTS, OUTPUTS, DEPTH)
+    grad += job * num_quads * OUTPUTS * (1 if POOL else 4)
+    sum_dy = tl.zeros((BLOCK, OUTPUTS), dtype=tl.float32)
+    sum_dy_r = tl.zeros((BLOCK, OUTPUTS), dtype=tl.float32)  # of dy * (r - mean)
+    for step in range(0, STEPS):
+        quad = (program * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        is_real = (quad < num_real)[:, None]
+        patches = _load_patches(x, quad, num_quads, per_image, across, INPUTS, DEPTH)
+        for corner in tl.static_range(1 if POOL else 4):
+            dy = _load_gradient(grad, quad, channel, is_real, across, OUTPUTS, POOL, corner)
+            if POOL:
+                r = _pooled_r(patches, taps, sign, job_bias, PRECISION)
+            else:
+                z = tl.dot(patches, taps[corner], input_precision=PRECISION)
+                r = tl.maximum(z + job_bias, 0.0)
+            sum_dy += dy
+            sum_dy_r += dy * (r - job_mean)
+    inverse_std = tl.rsqrt(tl.load(var + columns) + eps)
+    tl.store(sums + channel, tl.sum(sum_dy, axis=0))
+    tl.store(sums + OUTPUTS + channel, tl.sum(sum_dy_r, axis=0) * inverse_std)
 
-    The gradient before the ReLU is a * (dy - mean of dy - x^ * mean of dy x^), where x^ is linear
-    in z: a * dy + level + slope * z.
+
+@triton.jit
+def _gradient_factors(
+    sums, mean, var, gamma, num_values, eps, OUTPUTS: tl.constexpr, PARTIALS: tl.constexpr
+):  # fmt: skip
+    """Return factor, constant and slope of dz = factor * dy + constant + slope * r.
+
+    Where the ReLU is active, dz is factor * (dy - mean of dy - x^ * mean of dy x^), and x^ is
+    linear in r. Each is `[1, OUTPUTS]`.
     """
-    z = z * sign + b
-    dz = tl.where(keep & (z > 0.0), a * dy + (level + slope * z), 0.0)
-    t = tl.dot(tl.trans(patches), dz.to(patches.dtype), t, input_precision=PRECISION)
-    return t, of_bias + dz
+    sum_dy, sum_dy_x = add_partial_sums(sums, OUTPUTS, PARTIALS, PARTIALS)
+    inverse_std = tl.rsqrt(tl.load(var) + eps)
+    factor = tl.load(gamma) * inverse_std
+    slope = -factor * inverse_std * sum_dy_x / num_values
+    constant = -factor * sum_dy / num_values - slope * tl.load(mean)
+    return factor[None, :], constant[None, :], slope[None, :]
 
 
 @triton.jit
-def _put(out, t0, t1, t2, t3, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr):
-    """Write the gradients of each corner's weights."""
-    k = tl.arange(0, K)[:, None]
-    out += k * CO + tl.arange(0, CO)[None, :]
-    for corner in tl.static_range(4):
-        tl.store(out + corner * 16 * CI * CO, _pick(t0, t1, t2, t3, corner), mask=k < 16 * CI)
+def _add_corner(total, sum_dz, patches, z, dy, coefficients, PRECISION: tl.constexpr):
+    """Add one corner's share to the gradient of its taps, `total`, and to the sum of dz.
+
+    `z` carries the sign of the taps that it was made with.
+    """
+    is_real, sign, bias, factor, constant, slope = coefficients
+    z = z * sign + bias
+    dz = tl.where(is_real & (z > 0.0), factor * dy + (constant + slope * z), 0.0)
+    total = tl.dot(tl.trans(patches), dz.to(patches.dtype), total, input_precision=PRECISION)
+    return total, sum_dz + dz
 
 
 @triton.jit
-def weights_kernel(
-    x, weight, bias, gamma, counts, mean, var, grad, sums, of_bias, of_weight, eps,
-    quads, per_image, across,
-    STEPS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
-    PRECISION: tl.constexpr, PARTS: tl.constexpr, POOL: tl.constexpr,
+def _add_unpooled_corner(
+    total, sum_dz, tile,
+    corner: tl.constexpr, OUTPUTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the bias and of each corner's weights, by parts."""
-    job, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    x = images(x, job, quads, per_image, across, CI)
-    c = tl.arange(0, CO)
-    at = job * CO + c
-    real = (tl.load(counts + job) * per_image).to(tl.int32)
-    of_bias += (job * tl.num_programs(0) + part) * CO + c
-    of_weight += (job * tl.num_programs(0) + part) * 4 * 16 * CI * CO
-    t0 = tl.zeros((K, CO), dtype=tl.float32)
-    if part * STEPS * BM >= real:
-        tl.store(of_bias, tl.zeros((CO,), dtype=tl.float32))
-        _put(of_weight, t0, t0, t0, t0, CI, CO, K)
+    """Do `_add_corner` for one corner of quads that are not pooled."""
+    patches, taps, grad, quad, channel, across, coefficients = tile
+    z = tl.dot(patches, taps[corner], input_precision=PRECISION)
+    dy = _load_gradient(grad, quad, channel, coefficients[0], across, OUTPUTS, False, corner)
+    return _add_corner(total, sum_dz, patches, z, dy, coefficients, PRECISION)
+
+
+@triton.jit
+def _add_tile(
+    totals, sum_dz, patches, taps, grad, quad, channel, across, coefficients,
+    OUTPUTS: tl.constexpr, PRECISION: tl.constexpr, POOL: tl.constexpr,
+):  # fmt: skip
+    """Do `_add_corner` for the four corners of a tile; returns the four totals and sum_dz."""
+    t0, t1, t2, t3 = totals
+    if POOL:
+        z = _convolve_corners(patches, taps, PRECISION)
+        dy = _load_gradient(grad, quad, channel, coefficients[0], across, OUTPUTS, POOL, 0)
+        largest = largest_of_four(z[0], z[1], z[2], z[3])
+        dy = gradients_of_max(largest, z[0], z[1], z[2], dy)
+        t0, sum_dz = _add_corner(t0, sum_dz, patches, z[0], dy[0], coefficients, PRECISION)
+        t1, sum_dz = _add_corner(t1, sum_dz, patches, z[1], dy[1], coefficients, PRECISION)
+        t2, sum_dz = _add_corner(t2, sum_dz, patches, z[2], dy[2], coefficients, PRECISION)
+        t3, sum_dz = _add_corner(t3, sum_dz, patches, z[3], dy[3], coefficients, PRECISION)
+    else:
+        tile = (patches, taps, grad, quad, channel, across, coefficients)
+        t0, sum_dz = _add_unpooled_corner(t0, sum_dz, tile, 0, OUTPUTS, PRECISION)
+        t1, sum_dz = _add_unpooled_corner(t1, sum_dz, tile, 1, OUTPUTS, PRECISION)
+        t2, sum_dz = _add_unpooled_corner(t2, sum_dz, tile, 2, OUTPUTS, PRECISION)
+        t3, sum_dz = _add_unpooled_corner(t3, sum_dz, tile, 3, OUTPUTS, PRECISION)
+    return t0, t1, t2, t3, sum_dz
+
+
+@triton.jit
+def _store_corner(
+    out, total, corner: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of one corner's taps."""
+    number = tl.arange(0, DEPTH)[:, None]
+    offsets = number * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+    tl.store(out + corner * 16 * INPUTS * OUTPUTS + offsets, total, mask=number < 16 * INPUTS)
+
+
+@triton.jit
+def weight_gradients_kernel(
+    x, weight, bias, gamma, counts, mean, var, grad, sums, grad_bias, grad_weight, eps,
+    num_quads, per_image, across,
+    STEPS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, PARTIALS: tl.constexpr, POOL: tl.constexpr,
+):  # fmt: skip
+    """Partial sums of the gradients of the bias and of each corner's taps."""
+    job = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0)
+    x = _images_of_job(x, job, num_quads, per_image, across, INPUTS)
+    channel = tl.arange(0, OUTPUTS)
+    columns = job * OUTPUTS + channel
+    num_real = (tl.load(counts + job) * per_image).to(tl.int32)
+    grad_bias += (job * tl.num_programs(0) + program) * OUTPUTS + channel
+    grad_weight += (job * tl.num_programs(0) + program) * 4 * 16 * INPUTS * OUTPUTS
+    zeros = tl.zeros((DEPTH, OUTPUTS), dtype=tl.float32)
+    if program * STEPS * BLOCK >= num_real:  # nothing but padding
+        tl.store(grad_bias, tl.zeros((OUTPUTS,), dtype=tl.float32))
+        for corner in tl.static_range(4):
+            _store_corner(grad_weight, zeros, corner, INPUTS, OUTPUTS, DEPTH)
         return
-    b = tl.load(bias + at)[None, :]
-    total = tl.maximum(real * 4, 1).to(tl.float32)
-    first, second = sum_parts(sums + job * PARTS * 2 * CO, CO, PARTS, PARTS)
-    inverse = tl.rsqrt(tl.load(var + at) + eps)
-    factor = tl.load(gamma + at) * inverse
-    tilt = -factor * inverse * second / total
-    level = (-factor * first / total - tilt * tl.load(mean + at))[None, :]
-    sign = tl.where((factor < 0.0) & POOL, -1.0, 1.0)[None, :]
-    a, slope = factor[None, :], tilt[None, :]
-    w0, w1, w2, w3 = all_taps(weight, job, sign, x.dtype.element_ty, CI, CO, K)
-    grad += job * quads * CO * (1 if POOL else 4)
-    s = tl.zeros((BM, CO), dtype=tl.float32)
-    t1, t2, t3 = t0, t0, t0
+    job_bias = tl.load(bias + columns)[None, :]
+    num_values = tl.maximum(num_real * 4, 1).to(tl.float32)
+    factor, constant, slope = _gradient_factors(
+        sums + job * PARTIALS * 2 * OUTPUTS, mean + columns, var + columns, gamma + columns,
+        num_values, eps, OUTPUTS, PARTIALS,
+    )  # fmt: skip
+    sign = tl.where((factor < 0.0) & POOL, -1.0, 1.0)
+    taps = _load_taps(weight, job, sign, x.dtype.element_ty, INPUTS, OUTPUTS, DEPTH)
+    grad += job * num_quads * OUTPUTS * (1 if POOL else 4)
+    t0 = zeros
+    t1 = zeros
+    t2 = zeros
+    t3 = zeros
+    sum_dz = tl.zeros((BLOCK, OUTPUTS), dtype=tl.float32)
     for step in range(0, STEPS):
-        m = (part * STEPS + step) * BM + tl.arange(0, BM)
-        keep = (m < real)[:, None]
-        p = load_patches(x, m, quads, per_image, across, CI, K)
-        if POOL:
-            z0, z1, z2, z3 = _products(p, w0, w1, w2, w3, PRECISION)
-            dy = tl.load(grad + m[:, None] * CO + c[None, :], mask=keep, other=0.0)
-            d0, d1, d2, d3 = shares(largest(z0, z1, z2, z3), z0, z1, z2, dy.to(tl.float32))
-            t0, s = _add(p, z0, d0, keep, t0, s, sign, b, a, level, slope, PRECISION)
-            t1, s = _add(p, z1, d1, keep, t1, s, sign, b, a, level, slope, PRECISION)
-            t2, s = _add(p, z2, d2, keep, t2, s, sign, b, a, level, slope, PRECISION)
-            t3, s = _add(p, z3, d3, keep, t3, s, sign, b, a, level, slope, PRECISION)
-        else:
-            for corner in tl.static_range(4):
-                z = tl.dot(p, _pick(w0, w1, w2, w3, corner), input_precision=PRECISION)
-                dy = _corner_grad(grad, m, c, keep, across, corner, CO)
-                t = _pick(t0, t1, t2, t3, corner)
-                t, s = _add(p, z, dy, keep, t, s, sign, b, a, level, slope, PRECISION)
-                t0 = t if corner == 0 else t0
-                t1 = t if corner == 1 else t1
-                t2 = t if corner == 2 else t2
-                t3 = t if corner == 3 else t3
-    tl.store(of_bias, tl.sum(s, axis=0))
-    _put(of_weight, t0, t1, t2, t3, CI, CO, K)
+        quad = (program * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        is_real = (quad < num_real)[:, None]
+        patches = _load_patches(x, quad, num_quads, per_image, across, INPUTS, DEPTH)
+        coefficients = (is_real, sign, job_bias, factor, constant, slope)
+        t0, t1, t2, t3, sum_dz = _add_tile(
+            (t0, t1, t2, t3), sum_dz, patches, taps, grad, quad, channel, across, coefficients,
+            OUTPUTS, PRECISION, POOL,
+        )  # fmt: skip
+    tl.store(grad_bias, tl.sum(sum_dz, axis=0))
+    _store_corner(grad_weight, t0, 0, INPUTS, OUTPUTS, DEPTH)
+    _store_corner(grad_weight, t1, 1, INPUTS, OUTPUTS, DEPTH)
+    _store_corner(grad_weight, t2, 2, INPUTS, OUTPUTS, DEPTH)
+    _store_corner(grad_weight, t3, 3, INPUTS, OUTPUTS, DEPTH)

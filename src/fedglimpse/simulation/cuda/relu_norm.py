@@ -7,40 +7,54 @@ layer by layer they read and write the activations a dozen times a step; here
     backward  reads z and the gradient twice (sums, then result) and writes the gradient of z
 
 Everything between is recomputed in registers. Sums are in float32 and in a fixed order.
+
+`relu_norm_kernels.py` has the kernels. They see a client's images as a matrix, one row for each
+pixel and one column for each channel; a program works on a block of rows at a time.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from fedglimpse.simulation.cuda.operators import named
+from fedglimpse.simulation.cuda.operator_names import versioned_name
 from fedglimpse.simulation.cuda.relu_norm_kernels import (
-    back_kernel,
-    moments_to_affine_kernel,
+    gradient_kernel,
+    gradient_sums_kernel,
     result_kernel,
-    sums_kernel,
+    statistics_kernel,
 )
 
-_PARTS = 32  # programs that share a client's pixels
-_TILE = 2048  # numbers of z that a program holds at a time, and twice as many where it only writes
+_MAX_PROGRAMS = 32  # that share a client's pixels
+_BLOCK_NUMBERS = 2048  # of z that a program holds at a time; twice as many where it only writes
 
 
-def _tiles(rows: int, channels: int, numbers: int) -> tuple[int, int, int]:
-    """Return rows of a tile, steps of a program, and programs for a client."""
-    tile = max(numbers // channels, 8)
-    parts = min(_PARTS, triton.cdiv(rows, tile))
-    return tile, triton.cdiv(rows, parts * tile), parts
+class _Blocks(NamedTuple):
+    """How the programs of a kernel share a client's pixels."""
+
+    rows: int  # pixels that a program holds at a time
+    steps: int  # blocks that a program works on, one after the other
+    programs: int  # of a client
+
+    @staticmethod
+    def of(pixels: int, channels: int, numbers: int) -> _Blocks:
+        """Return blocks of about so many numbers."""
+        rows = max(numbers // channels, 8)
+        programs = min(_MAX_PROGRAMS, triton.cdiv(pixels, rows))
+        return _Blocks(rows, triton.cdiv(pixels, programs * rows), programs)
+
+    @staticmethod
+    def of_gradient(grad: Tensor, pool: bool) -> _Blocks:
+        """Return blocks of the gradient of y `[J, B, H', W', C]`; pooling holds four inputs."""
+        _, batch, height, width, channels = grad.shape
+        numbers = _BLOCK_NUMBERS // 2 if pool else _BLOCK_NUMBERS
+        return _Blocks.of(batch * height * width, channels, numbers)
 
 
-def _back_tiles(rows_out: int, channels: int, pool: bool) -> tuple[int, int, int]:
-    return _tiles(rows_out, channels, _TILE // 2 if pool else _TILE)
-
-
-@torch.library.custom_op(named("relu_norm"), mutates_args=())
+@torch.library.custom_op(versioned_name("relu_norm"), mutates_args=())
 def relu_norm(
     z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor, sums: Tensor,
     eps: float, pool: bool,
@@ -53,31 +67,34 @@ def relu_norm(
         weight: of the norm.  # [J, C]
         beta: the norm's bias.  # [J, C]
         counts: real images of each client; the rest is padding.  # [J] int64
-        sums: by parts those of r and r^2, r = ReLU(z + bias), of real images.  # [J, P, 2, C]
+        sums: partial sums of r and r^2, r = ReLU(z + bias), of real images.  # [J, P, 2, C]
         eps: of the norm.
         pool: 2x2 max-pooling.
 
     Returns:
         y `[J, B, H', W', C]`, mean `[J, C]` and biased variance `[J, C]`.
     """
-    jobs, _, high, wide, channels = z.shape
-    parts = sums.shape[1]
-    mean, var, scale, shift = (torch.empty(jobs, channels, device=z.device) for _ in range(4))
-    moments_to_affine_kernel[(jobs,)](
-        sums, weight, beta, counts, mean, var, scale, shift, high * wide, eps,
-        channels, parts, min(triton.next_power_of_2(parts), _PARTS),
+    jobs, _, height, width, channels = z.shape
+    partials = sums.shape[1]
+    mean = torch.empty(jobs, channels, device=z.device)
+    var = torch.empty_like(mean)
+    scale = torch.empty_like(mean)
+    shift = torch.empty_like(mean)
+    statistics_kernel[(jobs,)](
+        sums, weight, beta, counts, mean, var, scale, shift, height * width, eps,
+        channels, partials, min(triton.next_power_of_2(partials), _MAX_PROGRAMS),
     )  # fmt: skip
     return relu_affine(z, bias, scale, shift, counts, pool), mean, var
 
 
-@torch.library.custom_op(named("relu_frozen_norm"), mutates_args=())
+@torch.library.custom_op(versioned_name("relu_frozen_norm"), mutates_args=())
 def relu_frozen_norm(
     z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor,
     mean: Tensor, var: Tensor, eps: float, pool: bool,
 ) -> Tensor:  # fmt: skip
     """Return pool(BatchNorm(ReLU(z + bias))) with given statistics, `[J, C]` each.
 
-    The other arguments and the answer are those of `relu_norm`.
+    The other arguments and y are those of `relu_norm`.
     """
     scale = weight * torch.rsqrt(var + eps)
     return relu_affine(z, bias, scale, beta - mean * scale, counts, pool)
@@ -96,91 +113,115 @@ def relu_affine(
         counts: real images of each client.  # [J] int64
         pool: 2x2 max-pooling.
     """
-    jobs, batch, high, wide, channels = z.shape
-    rows = batch * high * wide
-    tile, rows_out = _tiles(rows, channels, 2 * _TILE)[0], rows // (4 if pool else 1)
-    out = z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
-    result_kernel[(triton.cdiv(rows_out, tile), jobs)](
-        z, bias.contiguous(), scale.contiguous(), shift.contiguous(), counts, out,
-        rows_out, rows, out.shape[2] * out.shape[3], wide, channels, tile, pool,
+    jobs, batch, height, width, channels = z.shape
+    y = _empty_result(z, pool)
+    pixels_in = batch * height * width
+    per_image = y.shape[2] * y.shape[3]
+    pixels_out = batch * per_image
+    block = _Blocks.of(pixels_in, channels, 2 * _BLOCK_NUMBERS).rows
+    result_kernel[(triton.cdiv(pixels_out, block), jobs)](
+        z, bias.contiguous(), scale.contiguous(), shift.contiguous(), counts, y,
+        pixels_out, pixels_in, per_image, width, channels, block, pool,
     )  # fmt: skip
-    return out
+    return y
 
 
-@torch.library.custom_op(named("relu_norm_back"), mutates_args=())
+def _empty_result(z: Tensor, pool: bool) -> Tensor:
+    """Return memory for y `[J, B, H', W', C]`."""
+    jobs, batch, height, width, channels = z.shape
+    if pool:
+        return z.new_empty(jobs, batch, height // 2, width // 2, channels)
+    return z.new_empty(jobs, batch, height, width, channels)
+
+
+@torch.library.custom_op(versioned_name("relu_norm_back"), mutates_args=())
 def relu_norm_back(
     grad: Tensor, z: Tensor, bias: Tensor, weight: Tensor, counts: Tensor,
     mean: Tensor, var: Tensor, eps: float, pool: bool, frozen: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradient of z, and by parts still to be summed those of the parameters.
+    """Return the gradient of z, and partial sums of those of the parameters.
 
     Where `frozen`, mean and variance do not depend on z.
 
     Returns:
         Of z `[J, B, H, W, C]`, of the bias `[J, P, C]`, of beta and weight `[J, P, 2, C]`.
     """
-    jobs, batch, high, wide, channels = z.shape
-    rows, rows_out = batch * high * wide, grad.shape[1] * grad.shape[2] * grad.shape[3]
-    tile, steps, parts = _back_tiles(rows_out, channels, pool)
-    out = torch.empty_like(z)
-    sums = torch.empty(jobs, parts, 2, channels, device=z.device)
-    of_bias = torch.empty(jobs, parts, channels, device=z.device)
-    given = (z, bias, mean, var, weight, grad, counts)
-    sizes = (rows_out, rows, grad.shape[2] * grad.shape[3], wide, steps, channels, tile, pool)
-    sums_kernel[(parts, jobs)](*given, sums, eps, *sizes)
-    back_kernel[(parts, jobs)](
-        *given, sums, out, of_bias, eps, *sizes, parts, triton.next_power_of_2(parts), frozen
+    jobs, batch, height, width, channels = z.shape
+    pixels_in = batch * height * width
+    per_image = grad.shape[2] * grad.shape[3]
+    pixels_out = grad.shape[1] * per_image
+    blocks = _Blocks.of_gradient(grad, pool)
+    partials = blocks.programs
+    grad_z = torch.empty_like(z)
+    sums = torch.empty(jobs, partials, 2, channels, device=z.device)
+    grad_bias = torch.empty(jobs, partials, channels, device=z.device)
+    tensors = (z, bias, mean, var, weight, grad, counts)
+    sizes = (pixels_out, pixels_in, per_image, width, blocks.steps, channels, blocks.rows, pool)
+    grid = (partials, jobs)
+    gradient_sums_kernel[grid](*tensors, sums, eps, *sizes)
+    gradient_kernel[grid](
+        *tensors, sums, grad_z, grad_bias, eps, *sizes,
+        partials, triton.next_power_of_2(partials), frozen,
     )  # fmt: skip
-    return out, of_bias, sums
+    return grad_z, grad_bias, sums
 
 
 @relu_norm.register_fake
-def _(z, bias, weight, beta, counts, sums, eps, pool):
-    jobs, batch, high, wide, channels = z.shape
-    out = z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
+def _(
+    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor, sums: Tensor,
+    eps: float, pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    jobs = z.shape[0]  # `len` would fix it for compiled code
+    channels = z.shape[4]
     mean = z.new_empty(jobs, channels, dtype=torch.float32)
-    return out, mean, torch.empty_like(mean)
+    return _empty_result(z, pool), mean, torch.empty_like(mean)
 
 
 @relu_frozen_norm.register_fake
-def _(z, bias, weight, beta, counts, mean, var, eps, pool):
-    jobs, batch, high, wide, channels = z.shape
-    return z.new_empty(jobs, batch, high // (1 + pool), wide // (1 + pool), channels)
+def _(
+    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor,
+    mean: Tensor, var: Tensor, eps: float, pool: bool,
+) -> Tensor:  # fmt: skip
+    return _empty_result(z, pool)
 
 
 @relu_norm_back.register_fake
-def _(grad, z, bias, weight, counts, mean, var, eps, pool, frozen):
+def _(
+    grad: Tensor, z: Tensor, bias: Tensor, weight: Tensor, counts: Tensor,
+    mean: Tensor, var: Tensor, eps: float, pool: bool, frozen: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     jobs, channels = mean.shape
-    parts = _back_tiles(grad.shape[1] * grad.shape[2] * grad.shape[3], channels, pool)[2]
-    of_bias = mean.new_empty(jobs, parts, channels)
-    return torch.empty_like(z), of_bias, mean.new_empty(jobs, parts, 2, channels)
+    partials = _Blocks.of_gradient(grad, pool).programs
+    grad_bias = mean.new_empty(jobs, partials, channels)
+    return torch.empty_like(z), grad_bias, mean.new_empty(jobs, partials, 2, channels)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     z, bias, weight, _, counts, _, ctx.eps, ctx.pool = inputs
-    ctx.save_for_backward(z, bias, weight, counts, output[1], output[2])
-    ctx.mark_non_differentiable(output[1], output[2])
+    _, mean, var = output
+    ctx.save_for_backward(z, bias, weight, counts, mean, var)
+    ctx.mark_non_differentiable(mean, var)
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    of_z, of_bias, sums = relu_norm_back(
+    grad_z, grad_bias, sums = relu_norm_back(
         grad.contiguous(), *ctx.saved_tensors, ctx.eps, ctx.pool, False
     )
-    of_beta, of_weight = sums.sum(1).unbind(1)
-    return of_z, of_bias.sum(1), of_weight, of_beta, None, None, None, None
+    grad_beta, grad_weight = sums.sum(1).unbind(1)
+    return grad_z, grad_bias.sum(1), grad_weight, grad_beta, None, None, None, None
 
 
-def _keep_frozen(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_frozen(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     z, bias, weight, _, counts, mean, var, ctx.eps, ctx.pool = inputs
     ctx.save_for_backward(z, bias, weight, counts, mean, var)
 
 
 def _backward_frozen(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    kept = (value.contiguous() for value in (grad, *ctx.saved_tensors))
-    of_z, of_bias, sums = relu_norm_back(*kept, ctx.eps, ctx.pool, True)
-    of_beta, of_weight = sums.sum(1).unbind(1)
-    return of_z, of_bias.sum(1), of_weight, of_beta, None, None, None, None, None
+    saved = [tensor.contiguous() for tensor in ctx.saved_tensors]
+    grad_z, grad_bias, sums = relu_norm_back(grad.contiguous(), *saved, ctx.eps, ctx.pool, True)
+    grad_beta, grad_weight = sums.sum(1).unbind(1)
+    return grad_z, grad_bias.sum(1), grad_weight, grad_beta, None, None, None, None, None
 
 
-relu_norm.register_autograd(_backward, setup_context=_keep)
-relu_frozen_norm.register_autograd(_backward_frozen, setup_context=_keep_frozen)
+relu_norm.register_autograd(_backward, setup_context=_save)
+relu_frozen_norm.register_autograd(_backward_frozen, setup_context=_save_frozen)

@@ -15,9 +15,14 @@ from torch import Tensor, nn
 from fedglimpse.data.dataset import as_input
 from fedglimpse.federation.devices import Precision
 from fedglimpse.federation.state import Layout
-from fedglimpse.simulation.cuda.captured import CapturedStep, Program, roomy
-from fedglimpse.simulation.cuda.compiled import losses_of
-from fedglimpse.simulation.cuda.descent import descending
+from fedglimpse.simulation.cuda.captured import (
+    CapturedStep,
+    StepProgram,
+    loss_function,
+    padded_shape,
+)
+from fedglimpse.simulation.cuda.channels_last import Layers
+from fedglimpse.simulation.cuda.dense_step import self_stepping_layers
 from fedglimpse.simulation.cuda.memory import bytes_per_job, fitting_jobs, smaller_until_it_fits
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
 from fedglimpse.simulation.trainers.jobs import (
@@ -57,96 +62,110 @@ class GraphedTrainer:
             max_jobs: clients in memory at a time, more are trained in waves; None: what fits.
             compiled: fuse elementwise work with torch.compile (half a minute, once a model).
         """
-        self.plain = BatchedTrainer(model, examples, recipe, precision, max_jobs)
-        layers, self.layout, self.recipe = chain(model), Layout.of(model), recipe
-        dtype, width = (torch.bfloat16, 2) if precision == "bf16" else (torch.float32, 4)
-        self.program = Program(
+        self.batched = BatchedTrainer(model, examples, recipe, precision, max_jobs)
+        self.layout = Layout.of(model)
+        self.recipe = recipe
+        layers = chain(model)
+        is_bf16 = precision == "bf16"
+        dtype = torch.bfloat16 if is_bf16 else torch.float32
+        self.program = StepProgram(
             layout=self.layout,
-            examples=_with_room(examples, layers),
+            examples=_with_padded_features(examples, layers),
             recipe=recipe,
             precision=precision,
-            losses=losses_of(layers, dtype, compiled),
-            descending=descending(layers, recipe, dtype),
+            batch_losses=loss_function(layers, dtype, compiled),
+            self_stepping=self_stepping_layers(layers, recipe, dtype),
             compiled=compiled,
         )
         self.max_jobs = max_jobs
         example = as_input(examples.x[:1]).to(next(model.parameters()).device)
-        self.bytes_per_job = bytes_per_job(model, example, recipe.batch_size, width)
+        bytes_per_number = 2 if is_bf16 else 4
+        self.bytes_per_job = bytes_per_job(model, example, recipe.batch_size, bytes_per_number)
         self.steps: dict[tuple[int, bool, bool], CapturedStep] = {}
-        self.width = 0  # rows of a client that captured steps have room for
+        self.width = 0  # rows of a client that captured steps have memory for
 
     def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
-        """Train every job; the answer is in the order of `jobs`."""
+        """Train every job; results are in the order of `jobs`."""
         if jobs.summary.any_special:
-            return self.plain.train(start, jobs)
+            return self.batched.train(start, jobs)
         if self.max_jobs is None:
             self.max_jobs = fitting_jobs(self.bytes_per_job, start.device, MAX_JOBS)
 
-        def attempt(most: int) -> TrainingResults:
-            self.max_jobs = most
-            return self._train(start, jobs, most)
+        def attempt(max_jobs: int) -> TrainingResults:
+            self.max_jobs = max_jobs
+            return self._train(start, jobs, max_jobs)
 
-        return smaller_until_it_fits(attempt, self.max_jobs, self._release)
+        return smaller_until_it_fits(attempt, self.max_jobs, self._free_steps)
 
-    def _release(self) -> None:
-        """Let go of the memory of all captured steps."""
+    def _free_steps(self) -> None:
+        """Free the memory of all captured steps."""
         self.steps.clear()
         gc.collect()
 
-    def _train(self, start: Tensor, jobs: TrainingJobs, most: int) -> TrainingResults:
-        """Train in waves of at most so many jobs."""
-        named = self.layout.unpack(start)
-        if len(jobs) <= most:
-            states, tally = self._wave(named, jobs, most)
-            return tally.results(states)
+    def _train(self, start: Tensor, jobs: TrainingJobs, max_jobs: int) -> TrainingResults:
+        """Train in waves of at most `max_jobs` jobs."""
+        named_start = self.layout.unpack(start)
+        if len(jobs) <= max_jobs:
+            states, sums = self._train_wave(named_start, jobs, max_jobs)
+            return sums.results(states)
         states = start.new_empty(len(jobs), self.layout.size)
-        tally = LossSums(len(jobs), start.device)
-        waves = -(-len(jobs) // most)  # of equal size: a small one takes as long as a large one
+        sums = LossSums(len(jobs), start.device)
+        waves = -(-len(jobs) // max_jobs)  # of equal size: a small one takes as long as a large one
         for index in torch.arange(len(jobs), device=start.device).tensor_split(waves):
-            states[index], some = self._wave(named, jobs.pick(index), most)
-            tally.put(index, some)
-        return tally.results(states)
+            wave = jobs.pick(index)
+            states[index], wave_sums = self._train_wave(named_start, wave, max_jobs)
+            sums.put(index, wave_sums)
+        return sums.results(states)
 
-    def _wave(
-        self, named: dict[str, Tensor], wave: TrainingJobs, most: int
+    def _train_wave(
+        self, named_start: dict[str, Tensor], wave: TrainingJobs, max_jobs: int
     ) -> tuple[Tensor, LossSums]:
         """Train some jobs at once; returns their states `[J, d]` and losses."""
-        step = self._step(wave, most)
-        step.load(named, wave)
+        step = self._step_for(wave, max_jobs)
+        step.load(named_start, wave)
         batches = -(-wave.summary.most_rows // self.recipe.batch_size)
         for epoch in range(self.recipe.epochs):
             step.shuffle(epoch)
             for _ in range(batches):
                 step.run()
-        return step.trained(len(wave)), step.tally.first(len(wave))
+        return step.trained(len(wave)), step.sums.first(len(wave))
 
-    def _step(self, wave: TrainingJobs, most: int) -> CapturedStep:
-        """Return the captured step that has room for these jobs."""
-        jobs, width, outline = bucket(len(wave), most), wave.rows.shape[1], wave.summary
-        kind = (jobs, outline.any_proximal, outline.all_squared)
+    def _step_for(self, wave: TrainingJobs, max_jobs: int) -> CapturedStep:
+        """Return the captured step that has memory for these jobs."""
+        jobs = rounded_jobs(len(wave), max_jobs)
+        width = wave.rows.shape[1]
+        summary = wave.summary
+        kind = (jobs, summary.any_proximal, summary.all_squared)
         if kind not in self.steps or self.steps[kind].width < width:
-            self.width = max(self.width, roomy_width(width, self.recipe.batch_size))
+            self.width = max(self.width, rounded_width(width, self.recipe.batch_size))
             self.steps[kind] = CapturedStep(
-                self.program, jobs, self.width, outline.any_proximal, outline.all_squared
+                self.program, jobs, self.width, summary.any_proximal, summary.all_squared
             )
         return self.steps[kind]
 
 
-def bucket(jobs: int, limit: int) -> int:
+def rounded_jobs(jobs: int, limit: int) -> int:
     """Round a number of jobs up, so that few different steps are captured."""
-    unit = 1 if jobs <= 8 else 4 if jobs <= 32 else 8
+    if jobs <= 8:
+        unit = 1
+    elif jobs <= 32:
+        unit = 4
+    else:
+        unit = 8
     return min(-(-jobs // unit) * unit, max(limit, jobs))
 
 
-def roomy_width(rows: int, batch: int) -> int:
-    """Return room for so many rows in 1, 2, 4, 8, ... batches: larger clients come along later."""
-    return batch * 2 ** (-(-rows // batch) - 1).bit_length()
+def rounded_width(rows: int, batch: int) -> int:
+    """Round rows up to 1, 2, 4, 8, ... batches: larger clients come along later."""
+    batches = -(-rows // batch)
+    return batch * 2 ** (batches - 1).bit_length()
 
 
-def _with_room(examples: Examples, layers: list[tuple[str, nn.Module]]) -> Examples:
-    """Give flat inputs the room that the weights of a dense first layer have beside their rows."""
-    first = next((layer for _, layer in layers if not isinstance(layer, nn.Flatten)), None)
+def _with_padded_features(examples: Examples, layers: Layers) -> Examples:
+    """Pad flat inputs as the weights of a dense first layer are padded."""
     x = examples.x
-    if x.dim() != 2 or not x.is_floating_point() or not isinstance(first, nn.Linear):
+    first_layer = next((layer for _, layer in layers if not isinstance(layer, nn.Flatten)), None)
+    if x.dim() != 2 or not x.is_floating_point() or not isinstance(first_layer, nn.Linear):
         return examples
-    return replace(examples, x=F.pad(x, (0, roomy(tuple(x.shape))[1] - x.shape[1])))
+    padding = padded_shape(tuple(x.shape))[1] - x.shape[1]
+    return replace(examples, x=F.pad(x, (0, padding)))
