@@ -242,10 +242,13 @@ def test_more_jobs_than_fit_run_in_waves() -> None:
     torch.testing.assert_close(whole.states, waves.states, rtol=1e-4, atol=1e-5)
 
 
-def test_one_compilation_serves_any_number_of_clients() -> None:
-    data, start = examples((561,), 6, augment=False), starts("har")
-    GraphedTrainer(nets.har_mlp().cuda(), data, SGD).train(start, jobs_of([40] * 3))
-    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+@pytest.mark.parametrize("name", ["har", "fashion"])  # dense layers; Triton operators
+def test_one_compilation_serves_any_number_of_clients(name: str) -> None:
+    build, shape, classes = MODELS[name]
+    data = examples(shape, classes, augment=False)
+    start = starts(name)
+    GraphedTrainer(build().cuda(), data, SGD).train(start, jobs_of([40] * 3))
+    graphs_before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for count in (5, 12):
-        GraphedTrainer(nets.har_mlp().cuda(), data, SGD).train(start, jobs_of([40] * count))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+        GraphedTrainer(build().cuda(), data, SGD).train(start, jobs_of([40] * count))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs_before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,7 +26,7 @@ from fedglimpse.simulation.trainers.objectives import blocks_of, distillation, l
 from fedglimpse.simulation.trainers.optimizers import StackedOptimizer
 from fedglimpse.simulation.trainers.stacked import InPlaceStep, StackedModel
 
-WHOLE_MODEL = -1  # in place of a block's number
+WHOLE_MODEL = -1  # instead of a block's number
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class _Wave:
 
     jobs: TrainingJobs
     state: dict[str, Tensor]  # name -> [J, *shape], trained in place
-    leaves: list[str]  # names of the tensors that the optimizer steps
+    leaves: list[str]  # names of the tensors that the optimizer updates
     frozen: frozenset[str]  # layers that do not train
     teacher: dict[str, Tensor] | None  # name -> [J, *shape]; None where no job distils
     dense_step: InPlaceStep | None  # dense layers step in their backward pass; None: like others
@@ -119,15 +120,15 @@ class BatchedTrainer:
 
         trained_blocks = self.blocks if block == WHOLE_MODEL else [self.blocks[block]]
         trained_layers: frozenset[str] = frozenset().union(*trained_blocks)
-        leaves = [name for name in self.trainable if layer_of(name) in trained_layers]
         dense_step = None
+        optimized_layers = trained_layers
         if self._dense_layers_can_step(jobs):
             dense_step = InPlaceStep.of_size(self.recipe.lr)
-            leaves = [name for name in leaves if layer_of(name) not in self.stacked.dense]
+            optimized_layers = trained_layers - self.stacked.dense
         return _Wave(
             jobs=jobs,
             state=state,
-            leaves=leaves,
+            leaves=[name for name in self.trainable if layer_of(name) in optimized_layers],
             frozen=self.stacked.names - trained_layers,
             teacher=teacher,
             dense_step=dense_step,
@@ -168,7 +169,14 @@ class BatchedTrainer:
     def _gradients(
         self, wave: _Wave, x: Tensor, y: Tensor, counts: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return each example's loss `[A, B]`, 0 for padding, and the gradients of the leaves."""
+        """Return each example's loss `[A, B]`, 0 for padding, and the gradients of the leaves.
+
+        Args:
+            wave: of which the first A jobs are still training.
+            x: their inputs.  # [A, B, *shape]
+            y: their labels.  # [A, B]
+            counts: real examples of each of them, on the CPU.  # [A]
+        """
         active, width = y.shape
         has_padding = bool((counts < width).any())
         counts = counts.to(x.device)
@@ -176,7 +184,7 @@ class BatchedTrainer:
         if has_padding:
             valid = torch.arange(width, device=x.device) < counts[:, None]  # [A, B]
 
-        state = {name: value[:active] for name, value in wave.state.items()}
+        state = _first_jobs(wave.state, active)
         leaves: list[Tensor] = []
         for name in wave.leaves:
             state[name] = state[name].detach().requires_grad_()
@@ -208,7 +216,12 @@ class BatchedTrainer:
     ) -> Tensor:
         """Return each example's distillation loss `[A, B]`; jobs distil from their start."""
         active = len(x)
-        teacher_state = {name: value[:active] for name, value in teacher.items()}
+        state = _first_jobs(teacher, active)
         with torch.no_grad(), numerics(x.device, self.precision):
-            target = self.stacked.forward(x, teacher_state, None, self.stacked.names)
+            target = self.stacked.forward(x, state, None, frozen=self.stacked.names)
         return distillation(logits, target, temperature[:active])
+
+
+def _first_jobs(state: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Return views of the first jobs' tensors, name -> [count, *shape]."""
+    return {name: value[:count] for name, value in state.items()}

@@ -6,6 +6,7 @@ as tensors with one entry per job; a `LocalTrainer` turns them into `TrainingRes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -107,15 +108,18 @@ class TrainingJobs:
 
     def pick(self, index: Tensor) -> TrainingJobs:
         """Return the jobs at these positions, in this order, with no more padding than needed."""
-        picked: dict[str, Any] = {name: value[index] for name, value in self.tensors().items()}
-        jobs = replace(self, precomputed=None, **picked)
+        jobs = replace(self._changed(lambda value: value[index]), precomputed=None)
         summary = jobs.summary
         return replace(jobs, rows=jobs.rows[:, : summary.most_rows], precomputed=summary)
 
     def to(self, device: torch.device) -> TrainingJobs:
         """Move every tensor to `device`."""
-        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
-        return replace(self, **moved)
+        return self._changed(lambda value: value.to(device))
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> TrainingJobs:
+        """Return these jobs with a change made to every tensor."""
+        tensors: dict[str, Any] = {name: change(value) for name, value in self.tensors().items()}
+        return replace(self, **tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that has an entry for each job."""
@@ -159,8 +163,8 @@ class LossSums:
 
     def put(self, index: Tensor, other: LossSums) -> None:
         """Copy the sums of `other` to the jobs at these positions."""
-        for target, value in zip(self.tensors(), other.tensors(), strict=True):
-            target[index] = value
+        for sums, other_sums in zip(self.tensors(), other.tensors(), strict=True):
+            sums[index] = other_sums
 
     def first(self, jobs: int) -> LossSums:
         """Return a copy of the sums of the first jobs."""

@@ -34,9 +34,9 @@ class StackedOptimizer:
         self.first_moments: list[Tensor] = []  # one per parameter: Adam's, or SGD's momentum
         self.second_moments: list[Tensor] = []  # one per parameter: Adam's
         if recipe.optimizer == "adam" or recipe.momentum:
-            self.first_moments = [torch.zeros_like(param) for param in params]
+            self.first_moments = _zeros_like(params)
         if recipe.optimizer == "adam":
-            self.second_moments = [torch.zeros_like(param) for param in params]
+            self.second_moments = _zeros_like(params)
 
         # [J] steps taken; in double precision, because 1 - 0.999 has only 4 digits in single
         self.steps = torch.zeros(len(jobs), device=jobs.mu.device, dtype=torch.float64)
@@ -67,7 +67,9 @@ class StackedOptimizer:
         self.steps[:count] += 1 if active is None else active
         for i, (param, grad) in enumerate(zip(self.params, grads, strict=True)):
             weights = param[:count]
-            gate = None if active is None else active.view(_per_job(weights))
+            gate = None
+            if active is not None:
+                gate = active.view(_per_job(weights))
             if self.anchors is not None:
                 grad = grad + self._proximal_gradient(weights, self.anchors[i][:count])
             if self.recipe.weight_decay:
@@ -95,14 +97,15 @@ class StackedOptimizer:
         _write(first, first.lerp(grad, 1 - BETA_1), gate)
         _write(second, (second * BETA_2).addcmul_(grad, grad, value=1 - BETA_2), gate)
 
-        # Both moments start at zero; these factors undo that bias of the first steps.
+        # Both moments start at zero; these corrections undo that bias of the first steps.
         steps = self.steps[:count].clamp(min=1).view(_per_job(weights))
-        rate = (self.recipe.lr / (1 - BETA_1**steps)).to(weights.dtype)
-        root = (1 - BETA_2**steps).sqrt().to(weights.dtype)
-        move = first / (second.sqrt() / root).add_(EPSILON) * rate
+        lr = (self.recipe.lr / (1 - BETA_1**steps)).to(weights.dtype)
+        correction = (1 - BETA_2**steps).sqrt().to(weights.dtype)
+        scale = (second.sqrt() / correction).add_(EPSILON)
+        update = first / scale * lr
         if gate is not None:
-            move = move * gate
-        weights.sub_(move)
+            update = update * gate
+        weights.sub_(update)
 
     def _proximal_gradient(self, weights: Tensor, anchor: Tensor) -> Tensor:
         """Gradient of FedProx's penalty; zero at the anchor in both forms."""
@@ -117,6 +120,10 @@ class StackedOptimizer:
         return mu * torch.where(squared, offset, direction)
 
 
+def _zeros_like(params: list[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(param) for param in params]
+
+
 def _per_job(weights: Tensor) -> tuple[int, ...]:
     """Return the shape in which one number per job meets stacked weights: `[A, 1, 1, ...]`."""
     return (-1, *[1] * (weights.dim() - 1))
@@ -124,4 +131,6 @@ def _per_job(weights: Tensor) -> tuple[int, ...]:
 
 def _write(target: Tensor, value: Tensor, gate: Tensor | None) -> None:
     """Write `value` into `target` where the gate is open."""
-    target.copy_(value if gate is None else torch.where(gate, value, target))
+    if gate is not None:
+        value = torch.where(gate, value, target)
+    target.copy_(value)

@@ -149,12 +149,13 @@ class SerialTrainer:
 
 def proximal_penalty(params: list[nn.Parameter], anchor: list[Tensor], job: TrainingJobs) -> Tensor:
     """FedProx's penalty: mu/2 ||w - W||^2, or the release's mu * sum of tensor norms."""
-    offsets = [param - start for param, start in zip(params, anchor, strict=True)]
-    if bool(job.squared):
-        squares = [(offset * offset).sum() for offset in offsets]
-        return job.mu[0] / 2 * torch.stack(squares).sum()
-    norms = [offset.norm() for offset in offsets]
-    return job.mu[0] * torch.stack(norms).sum()
+    is_squared = bool(job.squared)
+    penalties: list[Tensor] = []  # one per parameter
+    for param, start in zip(params, anchor, strict=True):
+        offset = param - start
+        penalties.append((offset * offset).sum() if is_squared else offset.norm())
+    total = torch.stack(penalties).sum()
+    return job.mu[0] / 2 * total if is_squared else job.mu[0] * total
 
 
 def make_optimizer(params: list[nn.Parameter], recipe: TrainingRecipe) -> torch.optim.Optimizer:

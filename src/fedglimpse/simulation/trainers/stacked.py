@@ -47,10 +47,11 @@ def unstackable(model: nn.Module, shape: Sequence[int] | None = None) -> str:
     """
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         return "a model with forward hooks"
-    state_names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    state_names = set(dict(model.named_parameters())) | set(dict(model.named_buffers()))
     for name, layer in chain(model):
         prefix = f"{name}." if name else ""
-        if any(prefix + key not in state_names for key in _tensor_names(layer)):
+        layer_names = {prefix + key for key in _tensor_names(layer)}
+        if not layer_names <= state_names:  # shared tensors are named once, by their first layer
             return f"{name} ({type(layer).__name__}), whose weights another layer has too"
         if not _is_supported(layer):
             return f"{name or 'the model'} ({type(layer).__name__})"
