@@ -55,11 +55,11 @@ def resolve(values: Mapping[str, Any]) -> Config:
     values = retired.runnable(values)
     _check_names(values)
     preset = str(values.get("preset", DEFAULT_PRESET))
-    require(
-        preset in PRESETS,
-        f"Unknown preset '{preset}'.{nearest(preset, PRESETS)} Known: {', '.join(PRESETS)}.",
-        key="preset",
-    )
+    if preset not in PRESETS:
+        raise UserError(
+            f"Unknown preset '{preset}'.{nearest(preset, PRESETS)} Known: {', '.join(PRESETS)}.",
+            key="preset",
+        )
     of_dataset = DATASET_DEFAULTS.get(str(values.get("data.name", "digits")), {})
     return build({**of_dataset, **PRESETS[preset], **values, "preset": preset})
 
@@ -169,8 +169,8 @@ def _check_names(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name.startswith("options."):
             _check_option(name, value)
-        else:
-            require(name in known, f"Unknown key '{name}'.{nearest(name, known)}", key=name)
+        elif name not in known:  # no `require`: it would search `nearest` for every known name too
+            raise UserError(f"Unknown key '{name}'.{nearest(name, known)}", key=name)
 
 
 def _check_option(name: str, value: Any) -> None:
