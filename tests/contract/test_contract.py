@@ -100,7 +100,8 @@ def test_permuting_the_slots_permutes_the_answer(name: str) -> None:
     method = fakes.build(name)
     play(method, range(3))  # learn something first
     state = saved(method.selector.state_dict())
-    ids, other = VISIBLE["some"], [8, 1, 11, 4, 3, 6]
+    ids = VISIBLE["some"]
+    other = [8, 1, 11, 4, 3, 6]
 
     def answer(order: Sequence[int], seed: int) -> dict[int, float]:
         method.selector.load_state_dict(copy.deepcopy(state))
@@ -125,7 +126,8 @@ def test_permuting_the_slots_permutes_the_answer(name: str) -> None:
 
 @every_method
 def test_a_saved_state_goes_on_exactly(name: str) -> None:
-    method, twin = fakes.build(name), fakes.build(name)
+    method = fakes.build(name)
+    twin = fakes.build(name)
     start = torch.randn(fakes.STATE, generator=torch.Generator().manual_seed(0)).abs()
     play(method, range(4))
     state = aggregate(method, start, range(4))
@@ -210,7 +212,8 @@ def test_lanes_together_equal_lanes_alone(name: str) -> None:
     both = together(name)
     for lane, seed in enumerate((0, 1)):
         alone = run(settings(name, seeds=[seed]))
-        ours, theirs = untimed(alone.records, 0), untimed(both.records, lane)
+        ours = untimed(alone.records, 0)
+        theirs = untimed(both.records, lane)
         if hasattr(alone.world.lanes[0].method.selector, "group_key"):  # sums in another order
             chosen = [[(r["selected"], r["visible"]) for r in some] for some in (ours, theirs)]
             assert chosen[0] == chosen[1]

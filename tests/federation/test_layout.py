@@ -50,7 +50,8 @@ def test_unpack_gives_views() -> None:
 
 
 def test_write_then_read_restores_the_state() -> None:
-    first, second = model(), model()
+    first = model()
+    second = model()
     first(torch.randn(4, 1, 4, 4, generator=torch.Generator().manual_seed(0)))  # moves statistics
     layout = Layout.of(first)
     state = layout.read(first)

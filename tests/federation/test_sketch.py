@@ -31,7 +31,8 @@ def test_norms_and_inner_products_are_nearly_kept(kind: str) -> None:
     x, y = rows(2)
     y = x + y
     sketch = build_sketch(kind, SIZE, 2048, seed=1)
-    a, b = sketch(x), sketch(y)
+    a = sketch(x)
+    b = sketch(y)
     assert abs(a.norm() / x.norm() - 1) < 0.06  # four standard errors, 1 / sqrt(2 D)
     assert abs((a @ b) / (x @ y) - 1) < 0.15
 
@@ -99,7 +100,8 @@ def test_a_longer_state_only_adds_columns() -> None:
 
 def test_mean_scale_is_the_paper_s_factor() -> None:
     x = rows(1)[0]
-    mean, root = GaussianSketch(SIZE, 64, scale="mean")(x), GaussianSketch(SIZE, 64)(x)
+    mean = GaussianSketch(SIZE, 64, scale="mean")(x)
+    root = GaussianSketch(SIZE, 64)(x)
     assert close(mean, root / 8)
 
 

@@ -170,7 +170,8 @@ def test_markov_is_stationary_from_round_0_with_the_right_memory(p_on: float, p_
 
 
 def test_markov_answers_the_same_in_any_order() -> None:
-    forward, backward = MarkovOnOff(30, 0.1, 0.2), MarkovOnOff(30, 0.1, 0.2)
+    forward = MarkovOnOff(30, 0.1, 0.2)
+    backward = MarkovOnOff(30, 0.1, 0.2)
     ahead = [forward.visible(0, t).tolist() for t in range(30)]
     assert [backward.visible(0, t).tolist() for t in reversed(range(30))] == ahead[::-1]
 
@@ -217,7 +218,8 @@ def test_trace_waits_for_the_next_window_with_somebody() -> None:
     world = DeviceTrace(2, sessions, 10.0, spans, start=0.0)
     # x is ready in one window of a turn, y in the two of 500 to 520 s: empty ones are no rounds
     rounds = [world.visible(0, t).tolist() for t in range(7)]
-    x, y = rounds[0], rounds[1]
+    x = rounds[0]
+    y = rounds[1]
     assert sorted(x + y) == [0, 1]
     assert rounds == [x, y, y, x, y, y, x]
     again = DeviceTrace(2, sessions, 10.0, spans, start=0.0)

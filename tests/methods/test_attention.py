@@ -40,7 +40,8 @@ def test_agreement_scores_higher_and_the_bar_falls() -> None:
 
 
 def test_a_client_is_compared_with_the_others_only() -> None:
-    p, q = [0.5, 0.5], [0.9, 0.1]
+    p = [0.5, 0.5]
+    q = [0.9, 0.1]
     q_to_p = 0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5)  # KL(q || p)
     p_to_q = 0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)
     scores = attention(torch.tensor([[p], [q]]))

@@ -14,18 +14,20 @@ def without_time(records: list[dict[str, object]]) -> list[dict[str, object]]:
 
 def test_fedavg_everywhere_averaged_is_fedavg_window() -> None:
     averaged = run({**SMALL, "method": "fedavg"}).records
-    wanted = run({**SMALL, "method": "fedavg-window", "aggregate.everywhere": False}).records
+    window_records = run(
+        {**SMALL, "method": "fedavg-window", "aggregate.everywhere": False}
+    ).records
     plain = run({**SMALL, "method": "fedavg", "aggregate.everywhere": False}).records
-    assert without_time(averaged) == without_time(wanted)
+    assert without_time(averaged) == without_time(window_records)
     assert without_time(averaged) != without_time(plain)
 
 
 def test_a_method_that_averages_already_stays_as_it_is() -> None:
-    both = [
+    records = [
         without_time(run({**SMALL, "method": "glimpse", "aggregate.everywhere": on}).records)
         for on in (True, False)
     ]
-    assert both[0] == both[1]
+    assert records[0] == records[1]
 
 
 def test_a_method_with_its_own_merge_is_refused() -> None:

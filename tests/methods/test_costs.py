@@ -129,9 +129,11 @@ def test_costs_follow_the_formulas(name: str) -> None:
     small: dict[str, Any] = {"data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2}
     uneven = {"data.equal_size": False, "data.alpha": 1.0, "data.min_size": 5, "local.epochs": 2}
     result = run({**what, "rounds": 2, **small, **uneven, **options})
-    world, sizes = result.world, result.world.lanes[0].population.sizes
+    world = result.world
+    sizes = result.world.lanes[0].population.sizes
     for record in result.records:
-        chosen, visible = record["selected"], record["visible"]
+        chosen = record["selected"]
+        visible = record["visible"]
         f = Facts(
             k=len(chosen),
             v=len(visible),

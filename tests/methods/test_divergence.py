@@ -80,7 +80,8 @@ def test_oort_learns_nothing_from_a_loss_that_is_not_finite() -> None:
 
 def test_palit_forgets_no_number_after_a_huge_update() -> None:
     method = palit.build(Setting(Config(method="palit"), 0, torch.full((6,), 10), 10, 8))
-    generator, state = torch.Generator().manual_seed(0), torch.ones(8)
+    generator = torch.Generator().manual_seed(0)
+    state = torch.ones(8)
     for round_num, size in enumerate((1e25, 0.1, 0.1)):
         deltas = 0.1 * torch.randn(3, 8, generator=generator)
         deltas[0] = size
@@ -123,9 +124,9 @@ def test_a_score_that_is_no_number_is_the_worst() -> None:
 def test_shares_of_failed_updates_go_to_the_others() -> None:
     quarter = torch.full((4,), 0.25)
     for shares, expected in ((True, [0.5, 0.5]), (False, [0.25, 0.25])):
-        found = Choice(torch.arange(4), quarter, shares=shares).weights_at([0, 3])
-        assert found is not None
-        assert found.tolist() == expected
+        weights = Choice(torch.arange(4), quarter, shares=shares).weights_at([0, 3])
+        assert weights is not None
+        assert weights.tolist() == expected
     twice = Choice(torch.arange(2), torch.tensor([0.5, 1.5]), shares=True).weights_at([0])
     assert twice is not None
     assert twice.tolist() == [2.0]  # a factor on the whole step stays

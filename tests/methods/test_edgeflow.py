@@ -19,17 +19,19 @@ def chosen(name: str, distances: list[float], k: int, **keys: object) -> set[int
 
 
 @pytest.mark.parametrize(
-    ("global_l2", "expected", "kept"),
+    ("global_l2", "expected", "nearest"),
     [(False, [1, 5, 2.5, 3.0], {A, C}), (True, [1, 5, 2.5, 2.1213], {A, D})],
 )
-def test_the_worked_example(global_l2: bool, expected: list[float], kept: set[int]) -> None:
+def test_the_worked_example(global_l2: bool, expected: list[float], nearest: set[int]) -> None:
     layout = Layout((Entry("a", (2,), 0, 2), Entry("b", (1,), 2, 3)), num_params=3, size=3)
     proxy = torch.tensor([1.0, 0, 2])
-    own = torch.tensor([[1.0, 1, 2], [4, 4, 2], [1, 0, 4.5], [1.9, 1.2, 3.5]])
-    distances = [float(gradient_distance(layout, g, proxy, per_tensor=not global_l2)) for g in own]
+    gradients = torch.tensor([[1.0, 1, 2], [4, 4, 2], [1, 0, 4.5], [1.9, 1.2, 3.5]])
+    distances = [
+        float(gradient_distance(layout, g, proxy, per_tensor=not global_l2)) for g in gradients
+    ]
     assert distances == pytest.approx(expected, abs=1e-4)
     name = "gradient_distance_l2" if global_l2 else "gradient_distance"
-    assert chosen(name, distances, 2, options__global_l2=global_l2) == kept
+    assert chosen(name, distances, 2, options__global_l2=global_l2) == nearest
 
 
 def test_a_client_with_the_proxy_gradient_is_always_kept() -> None:

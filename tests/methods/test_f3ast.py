@@ -13,9 +13,9 @@ EVEN = torch.full((5,), 10)
 
 
 def tracker(**options: object) -> RateTracker:
-    made = RateTracker(EVEN, 2, Options(**{"beta": 0.1, **options}))  # type: ignore[arg-type]
-    made.rates = RATES.clone()
-    return made
+    selector = RateTracker(EVEN, 2, Options(**{"beta": 0.1, **options}))  # type: ignore[arg-type]
+    selector.rates = RATES.clone()
+    return selector
 
 
 def weights_by_id(choice: Choice, ids: list[int]) -> dict[int, float]:
@@ -24,7 +24,8 @@ def weights_by_id(choice: Choice, ids: list[int]) -> dict[int, float]:
 
 
 def example(**options: object) -> tuple[dict[int, float], Tensor]:
-    selector, ids = tracker(**options), [0, 2, 3]
+    selector = tracker(**options)
+    ids = [0, 2, 3]
     choice = selector.select(fakes.view(ids=ids, sizes=EVEN), 2)
     return weights_by_id(choice, ids), selector.rates
 
@@ -86,8 +87,12 @@ def test_the_aggregate_is_unbiased_under_uneven_availability() -> None:
     """The mean of omega_i [i chosen] is p_i, for clients that are seen from 15 % to 90 %."""
     sizes = torch.tensor([10, 20, 30, 40, 50, 10, 20, 30, 40, 50])
     seen_with = torch.tensor([0.9, 0.9, 0.6, 0.6, 0.5, 0.5, 0.4, 0.3, 0.2, 0.15])
-    selector, draw = RateTracker(sizes, 3, Options(beta=0.01)), torch.Generator().manual_seed(1)
-    total, plain, warm, rounds = torch.zeros(10).double(), torch.zeros(10).double(), 1_000, 9_000
+    selector = RateTracker(sizes, 3, Options(beta=0.01))
+    draw = torch.Generator().manual_seed(1)
+    total = torch.zeros(10).double()
+    plain = torch.zeros(10).double()
+    warm = 1_000
+    rounds = 9_000
     for t in range(rounds):
         ids = (torch.rand(10, generator=draw) < seen_with).nonzero().flatten().tolist() or [0]
         choice = selector.select(fakes.view(ids=ids, sizes=sizes, round_num=t), 3)
@@ -103,9 +108,9 @@ def test_the_aggregate_is_unbiased_under_uneven_availability() -> None:
 
 
 def test_presets_and_options() -> None:
-    made = fakes.build("f3ast").selector
-    assert isinstance(made, RateTracker)
-    assert made.options == Options("unbiased", 0.001, "before", 0.0, 1.0)
+    selector = fakes.build("f3ast").selector
+    assert isinstance(selector, RateTracker)
+    assert selector.options == Options("unbiased", 0.001, "before", 0.0, 1.0)
     released = fakes.build("f3ast", preset="released").selector
     assert isinstance(released, RateTracker)
     assert released.options.mode == "normalised"

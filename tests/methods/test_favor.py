@@ -66,9 +66,9 @@ def play(method: Method, rounds: range, good: set[int]) -> None:
         ids = [(5 * t + i * i) % fakes.N for i in range(fakes.N)]
         view = fakes.view(method.selector, sorted(set(ids)), t)
         choice = method.selector.select(view, 2)
-        made = fakes.outcome(method.selector, view, choice)
-        share = sum(i in good for i in made.selected.tolist()) / len(made.selected)
-        method.selector.feedback(replace(made, score=0.4 + 0.5 * share))
+        outcome = fakes.outcome(method.selector, view, choice)
+        share = sum(i in good for i in outcome.selected.tolist()) / len(outcome.selected)
+        method.selector.feedback(replace(outcome, score=0.4 + 0.5 * share))
 
 
 def test_learns_which_clients_are_worth_choosing() -> None:

@@ -8,17 +8,19 @@ from fedglimpse.federation.aggregation import weighted_delta
 
 
 def test_models_are_averaged_by_size_or_evenly() -> None:
-    state, deltas = torch.tensor([1.0]), torch.tensor([[1.0], [3.0]])  # models 2 and 4
+    state = torch.tensor([1.0])
+    deltas = torch.tensor([[1.0], [3.0]])  # models 2 and 4
     by_size = fakes.update(deltas, weights=[0.25, 0.75])  # 100 and 300 examples
     assert weighted_delta(state, by_size).item() == pytest.approx(3.5)
     assert weighted_delta(state, fakes.update(deltas)).item() == pytest.approx(3.0)
 
 
 def test_the_result_does_not_depend_on_the_order_of_clients() -> None:
-    deltas, weights = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)), [0.1, 0.2] * 2
-    there = weighted_delta(torch.zeros(5), fakes.update(deltas, weights=weights))
-    back = weighted_delta(torch.zeros(5), fakes.update(deltas.flip(0), weights=weights[::-1]))
-    torch.testing.assert_close(there, back)
+    deltas = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    weights = [0.1, 0.2] * 2
+    forward = weighted_delta(torch.zeros(5), fakes.update(deltas, weights=weights))
+    backward = weighted_delta(torch.zeros(5), fakes.update(deltas.flip(0), weights=weights[::-1]))
+    torch.testing.assert_close(forward, backward)
 
 
 def test_every_client_is_included_equally_often() -> None:

@@ -8,7 +8,8 @@ import fakes
 from fedglimpse.federation.aggregation import weighted_delta
 from fedglimpse.methods.fedawac import ConsistencyWindow, Options, consistency_weights, variances
 
-V, SIZES = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([100, 100, 200])
+V = torch.tensor([0.5, 1.0, 2.0])
+SIZES = torch.tensor([100, 100, 200])
 
 
 def test_population_variance_over_classes() -> None:
@@ -45,7 +46,9 @@ def test_a_constant_model_does_not_take_all_weight(v: list[float]) -> None:
 
 def aggregates(options: Options, values: list[float]) -> list[float]:
     """Return the global models when the raw aggregates are `values`."""
-    window, state, seen = ConsistencyWindow(options, num_classes=2), torch.zeros(1), []
+    window = ConsistencyWindow(options, num_classes=2)
+    state = torch.zeros(1)
+    seen = []
     for t, value in enumerate(values):
         update = fakes.update(
             torch.tensor([[value]]) - state,

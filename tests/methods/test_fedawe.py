@@ -10,14 +10,16 @@ from fedglimpse.methods.fedawe import Echo, Options
 def test_the_worked_example() -> None:
     echo = Echo(2, Options(clip=0.0))
     echo.last = torch.tensor([6, 4])  # in round 7: away for 1 and 3 rounds
-    starts, deltas = torch.tensor([[1.0], [0.0]]), torch.tensor([[-0.2], [0.1]])
+    starts = torch.tensor([[1.0], [0.0]])
+    deltas = torch.tensor([[-0.2], [0.1]])
     new = echo.step(torch.zeros(1), fakes.update(deltas, starts=starts, round_num=7))
     assert new.item() == pytest.approx(0.55)
     assert echo.last.tolist() == [7, 7]
 
 
 def test_clients_start_where_they_left_off() -> None:
-    echo, state = Echo(3, Options(clip=0.0)), torch.tensor([1.0, 2.0])
+    echo = Echo(3, Options(clip=0.0))
+    state = torch.tensor([1.0, 2.0])
     assert echo.starts(state, torch.tensor([0, 2])).tolist() == [[1, 2], [1, 2]]
     for t, ids in enumerate([[0, 1], [1], [1]]):
         starts = echo.starts(state, torch.tensor(ids))
@@ -59,6 +61,7 @@ def test_full_participation_is_uniform_fedavg() -> None:
 
 def test_buffers_are_not_echoed() -> None:
     echo = Echo(1, Options(clip=0.0))
-    starts, deltas = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.1, -0.9]])
+    starts = torch.tensor([[0.0, 1.0]])
+    deltas = torch.tensor([[0.1, -0.9]])
     new = echo.step(starts[0], fakes.update(deltas, starts=starts, round_num=9, num_params=1))
     assert new.tolist() == pytest.approx([1.0, 0.1])  # ten rounds of 0.1, a variance of 0.1

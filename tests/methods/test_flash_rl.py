@@ -14,7 +14,8 @@ from fedglimpse.types import Method, Outcome
 
 def test_worked_example() -> None:
     distance = torch.tensor([0.1], dtype=torch.float64)
-    up, down = usefulness(distance, rose=True), usefulness(distance, rose=False)
+    up = usefulness(distance, rose=True)
+    down = usefulness(distance, rose=False)
     assert up.item() == pytest.approx(0.9048, abs=5e-5)
     assert down.item() == pytest.approx(0.0952, abs=5e-5)
     assert usefulness(-distance, rose=True) == up
@@ -25,8 +26,8 @@ def test_worked_example() -> None:
 def test_distances_are_relative_and_leave_buffers_out() -> None:
     aggregator = Distances()
     deltas = torch.tensor([[3.0, 0.0, 50.0], [1.0, 0.0, 70.0]])
-    made = fakes.update(deltas, starts=torch.zeros(2, 3), num_params=2, weights=[0.5, 0.5])
-    new = aggregator.step(torch.zeros(3), made)
+    update = fakes.update(deltas, starts=torch.zeros(2, 3), num_params=2, weights=[0.5, 0.5])
+    new = aggregator.step(torch.zeros(3), update)
     assert new.tolist() == [2.0, 0.0, 60.0]
     assert aggregator.relative.tolist() == [0.5, 0.5]
 
@@ -48,10 +49,10 @@ def test_reputations_follow_rises_and_falls() -> None:
     first = played(method, 0, [0.1, 0.2], 0.5)  # rose from nothing
     expected = 0.4 / fakes.N + 0.6 * torch.tensor([-0.1, -0.2]).double().exp()
     assert torch.allclose(selector.reputation[first.selected], expected)
-    kept = selector.reputation.clone()
+    before = selector.reputation.clone()
     second = played(method, 1, [0.1, 0.2], 0.4)  # fell
     useful = 1 - torch.tensor([-0.1, -0.2]).double().exp()
-    expected = 0.4 * kept[second.selected] + 0.6 * useful
+    expected = 0.4 * before[second.selected] + 0.6 * useful
     assert torch.allclose(selector.reputation[second.selected], expected)
     stored = selector.agent.memory.rows["rewards"][1]
     assert torch.allclose(stored[second.selected], expected.float())  # a reward for each client
@@ -61,7 +62,8 @@ def test_reputations_follow_rises_and_falls() -> None:
 
 def test_each_slot_explores_on_its_own() -> None:
     selector = cast(FlashSelector, fakes.build("flash-rl").selector)
-    scores, generator = torch.arange(6.0).double(), torch.Generator().manual_seed(0)
+    scores = torch.arange(6.0).double()
+    generator = torch.Generator().manual_seed(0)
     assert selector.choose(scores, 3, 0.0, generator)[0].tolist() == [5, 4, 3]
     seen: Counter[str] = Counter()
     best = 0
@@ -92,7 +94,8 @@ def test_next_action_comes_from_the_next_state() -> None:
 
 def test_defaults_of_the_code() -> None:
     selector = cast(FlashSelector, fakes.build("flash-rl").selector)
-    options, agent = selector.options, selector.agent
+    options = selector.options
+    agent = selector.agent
     assert (options.lr, options.gamma, options.buffer, options.batch) == (0.01, 0.9, 1000, 50)
     assert (options.hidden, options.sync, selector.memory) == (512, 10, 0.6)
     assert [options.epsilon_at(t) for t in (0, 250, 500, 900)] == pytest.approx(

@@ -15,7 +15,7 @@ from fedglimpse.methods.learners.learned_weights import RewardedRandom, WeightAg
 from fedglimpse.runs.experiment import run
 from fedglimpse.types import Method, Update
 
-both = pytest.mark.parametrize("name", ["feddrl", "fedppo"])
+both_methods = pytest.mark.parametrize("name", ["feddrl", "fedppo"])
 
 
 def agent_of(method: Method) -> WeightAgent:
@@ -38,26 +38,26 @@ def trained(
     )
 
 
-def weights_of(method: Method, made: Update) -> Tensor:
-    return method.aggregator.step(torch.zeros(len(made.ids)), made)
+def weights_of(method: Method, update: Update) -> Tensor:
+    return method.aggregator.step(torch.zeros(len(update.ids)), update)
 
 
 def test_reward_of_the_worked_example() -> None:
     assert loss_reward(torch.tensor([1.0, 2.0, 3.0])) == -4.0
 
 
-@both
+@both_methods
 def test_equal_logits_give_equal_weights(name: str) -> None:
     method = fakes.build(name, options__filter=0.0) if name == "feddrl" else fakes.build(name)
     agent_of(method).ppo.act = lambda clients, ids, t: torch.full((len(ids),), 0.7)  # type: ignore[method-assign]
     assert weights_of(method, trained()).tolist() == pytest.approx([1 / 3] * 3)
 
 
-@both
+@both_methods
 def test_weights_are_a_softmax_of_the_sample(name: str) -> None:
     method = fakes.build(name)
-    made = trained(before=[1.0, 2.0, 3.0], after=[0.5, 0.5, 0.6])
-    weights = weights_of(method, made)
+    update = trained(before=[1.0, 2.0, 3.0], after=[0.5, 0.5, 0.6])
+    weights = weights_of(method, update)
     assert weights.sum().item() == pytest.approx(1.0)
     assert (weights > 0).all()
     (step,) = agent_of(method).ppo.steps
@@ -66,20 +66,21 @@ def test_weights_are_a_softmax_of_the_sample(name: str) -> None:
     assert torch.allclose(step.clients, torch.tensor(expected))
 
 
-@both
+@both_methods
 @pytest.mark.parametrize("order", [[1, 0, 3, 2], [3, 2, 1, 0]])
 def test_permutation_equivariance(name: str, order: list[int]) -> None:
     ids = (2, 5, 8, 9)
-    made = trained(3, ids)
+    update = trained(3, ids)
     moved = Update(
         **{
-            **vars(made),
-            "ids": made.ids[order],
-            "sizes": made.sizes[order],
-            "reports": {k: v[order] for k, v in made.reports.items()},
+            **vars(update),
+            "ids": update.ids[order],
+            "sizes": update.sizes[order],
+            "reports": {k: v[order] for k, v in update.reports.items()},
         }
     )
-    straight, turned = weights_of(fakes.build(name), made), weights_of(fakes.build(name), moved)
+    straight = weights_of(fakes.build(name), update)
+    turned = weights_of(fakes.build(name), moved)
     assert torch.allclose(turned, straight[order], atol=1e-6)
 
 
@@ -151,7 +152,8 @@ def test_robust_filter() -> None:
 
 
 def test_feddrl_gives_untrusted_models_no_weight() -> None:
-    ids, after = (1, 2, 5, 8, 9), [0.5, 0.6, 9.0, 0.55, 0.52]
+    ids = (1, 2, 5, 8, 9)
+    after = [0.5, 0.6, 9.0, 0.55, 0.52]
     method = fakes.build("feddrl")
     weights = weights_of(method, trained(0, ids, after=after))
     assert weights[2] == 0
@@ -161,9 +163,10 @@ def test_feddrl_gives_untrusted_models_no_weight() -> None:
     assert (weights_of(fakes.build("feddrl", options__filter=0.0), trained(0, ids)) > 0).all()
 
 
-@both
+@both_methods
 def test_two_floats_more_than_fedavg(name: str) -> None:
     keys = {"data.clients": 12, "visibility.cluster_size": 5, "selection.k": 2, "rounds": 1}
-    ours, fedavg = run({"method": name, **keys}).records, run({"method": "fedavg", **keys}).records
-    assert ours[0]["uplink_bytes"] - fedavg[0]["uplink_bytes"] == 2 * 2 * 4
-    assert ours[0]["downlink_bytes"] == fedavg[0]["downlink_bytes"]
+    records = run({"method": name, **keys}).records
+    fedavg = run({"method": "fedavg", **keys}).records
+    assert records[0]["uplink_bytes"] - fedavg[0]["uplink_bytes"] == 2 * 2 * 4
+    assert records[0]["downlink_bytes"] == fedavg[0]["downlink_bytes"]

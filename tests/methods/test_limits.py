@@ -9,7 +9,9 @@ from torch import Tensor
 
 from fedglimpse.runs.experiment import Result, run
 
-CLIENTS, VISIBLE, K = 12, 4, 2
+CLIENTS = 12
+VISIBLE = 4
+K = 2
 
 
 def play(method: str, **keys: Any) -> Result:

@@ -6,7 +6,8 @@ import torch
 import fakes
 from fedglimpse.methods.mifa import Options, UpdateMemory
 
-LR, GRADIENTS = 0.1, [0.4, -0.2, 0.6]
+LR = 0.1
+GRADIENTS = [0.4, -0.2, 0.6]
 DELTAS = [torch.tensor([[-LR * g]]) for g in GRADIENTS]
 
 
@@ -50,7 +51,8 @@ def test_full_participation_is_uniform_fedavg() -> None:
 
 
 def test_buffers_are_this_rounds_and_never_negative() -> None:
-    memory, state = UpdateMemory(2, Options()), torch.tensor([0.0, 1.0])  # a variance of 1
+    memory = UpdateMemory(2, Options())
+    state = torch.tensor([0.0, 1.0])  # a variance of 1
     for t in range(40):  # the same client halves the variance again and again
         delta = torch.tensor([[0.1, -0.5 * float(state[1])]])
         state = memory.step(state, fakes.update(delta, ids=[0], num_params=1, round_num=t))

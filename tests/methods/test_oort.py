@@ -50,12 +50,12 @@ def test_extreme_utilities_are_clipped() -> None:
 def test_early_rounds_explore_and_late_rounds_exploit() -> None:
     selector = tried(dict.fromkeys(range(6), 10.0))
 
-    def known(round_num: int) -> int:
+    def num_exploited(round_num: int) -> int:
         view = fakes.view(ids=range(12), sizes=EVEN, round_num=round_num)
         return int((selector.select(view, 5).slots < 6).sum())
 
-    assert known(0) == 0  # explores 0.9 * 0.95 of 5 slots: exploits floor(0.725)
-    assert known(200) == 4  # explores at least a fifth
+    assert num_exploited(0) == 0  # explores 0.9 * 0.95 of 5 slots: exploits floor(0.725)
+    assert num_exploited(200) == 4  # explores at least a fifth
 
 
 def test_everybody_tried_means_no_exploration() -> None:

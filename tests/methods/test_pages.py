@@ -29,8 +29,10 @@ def test_a_page_lists_options_with_their_defaults(name: str) -> None:
     module = importlib.import_module(f"fedglimpse.methods.{registry.MODULES[name]}")
     page = (PAGES / f"{name}.md").read_text()
     listed = dict(re.findall(r"^\| `options\.(\w+)` \| (\S+) \|", page, re.MULTILINE))
-    found = [v for k, v in sorted(vars(module).items()) if k.endswith("Options")]
-    options = found[0] if found else None  # "Options" comes first, before shared ones
+    option_classes = [v for k, v in sorted(vars(module).items()) if k.endswith("Options")]
+    options = (
+        option_classes[0] if option_classes else None
+    )  # "Options" comes first, before shared ones
     if options is None:
         assert not listed
         return
@@ -49,9 +51,9 @@ def test_the_index_agrees_with_the_declared_needs(name: str) -> None:
     index = (PAGES / "README.md").read_text().replace("\\|", "/")
     row = next(line for line in index.splitlines() if f"]({name}.md)" in line)
     phase, trains, _, confidence = (cell.strip() for cell in row.split("|")[3:7])
-    said = describe(registry.info(name))
-    assert (phase, confidence) == (said.phase, said.confidence)
-    assert trains == ("K" if said.trains == "the chosen" else "/C/")
+    description = describe(registry.info(name))
+    assert (phase, confidence) == (description.phase, description.confidence)
+    assert trains == ("K" if description.trains == "the chosen" else "/C/")
 
 
 @pytest.mark.parametrize(

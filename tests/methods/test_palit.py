@@ -40,7 +40,8 @@ def test_worked_example() -> None:
 
 
 def test_actions_and_bounds() -> None:
-    gain, belief = torch.full((3,), 1.0).double(), torch.full((3,), 0.4).double()
+    gain = torch.full((3,), 1.0).double()
+    belief = torch.full((3,), 0.4).double()
     new = new_gain(gain, belief, torch.tensor([HOLD, DOWN, UP]))
     assert new.tolist() == pytest.approx([1.0, 0.8, 1.12])
     assert new_gain(one(2.0), one(0.1), torch.tensor([UP])).item() == 2.0
@@ -59,9 +60,9 @@ def test_contribution() -> None:
 
 def test_directions_are_those_of_updates() -> None:
     deltas = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, -4.0]])
-    apart, norms, change = directions(deltas, torch.tensor([0.0, 3.0]))
+    divergence, norms, change = directions(deltas, torch.tensor([0.0, 3.0]))
     total = torch.tensor([3.0, -4.0])
-    assert apart.tolist() == pytest.approx([1 - 3 / 5, 1 - 3 / 5, 1 - 4 / 5])
+    assert divergence.tolist() == pytest.approx([1 - 3 / 5, 1 - 3 / 5, 1 - 4 / 5])
     assert norms.tolist() == [2.0, 1.0, 4.0]
     assert change.tolist() == pytest.approx([2 / 3, 1 / 3, 1.0])  # capped
     assert directions(torch.stack([total, -total]), total)[0].tolist() == [1.0, 1.0]  # sum is 0
@@ -103,17 +104,17 @@ def test_a_round_in_numbers() -> None:
     deltas = torch.tensor([[3.0, 0.0], [-1.0, 0.0], [3.0, 0.0]])
     state = torch.tensor([0.0, 5.0])
     for t, score in enumerate((0.50, 0.5005)):
-        made = fakes.update(deltas, ids=[2, 5, 8], round_num=t)
-        method.aggregator.step(state, made)
+        update = fakes.update(deltas, ids=[2, 5, 8], round_num=t)
+        method.aggregator.step(state, update)
         assert trust.weighed is not None
         assert trust.weighed.anomaly.tolist() == pytest.approx([0.2, 2.2 / 3, 0.2])
         weights = trust.weighed.weights
         metrics = feed(method, t, score)
     # the first round has nothing to compare with; the second gained .05 percentage points
-    part = 0.05 / weights
+    contributed = 0.05 / weights
     assert metrics["agent_reward"] == pytest.approx(0.05 - 0.5 / 3)
     assert metrics["acted"] == pytest.approx(1 / 3)
-    expected = 1.0 * (1 - 0.3 * 2.2 / 3) * (1 - 0.3 * 2.2 / 3 + 0.2 * part[1].item())
+    expected = 1.0 * (1 - 0.3 * 2.2 / 3) * (1 - 0.3 * 2.2 / 3 + 0.2 * contributed[1].item())
     assert trust.trust[5].item() == pytest.approx(expected)
     assert trust.trust[2] > trust.trust[5]
     assert trust.belief[5] > trust.belief[2]
@@ -121,14 +122,18 @@ def test_a_round_in_numbers() -> None:
     rows = trust.agent.rows
     assert rows["action"][:6].tolist() == [HOLD, DOWN, HOLD] * 2
     belief = new_belief(one(0.5), one(2.2 / 3), one(0.0)).item()
-    after, second = [belief, 1 - 0.22, 0.75, 0.0, 2.2 / 3], [belief, 1 - 0.22, 0.75, 1.0, 2.2 / 3]
+    after = [belief, 1 - 0.22, 0.75, 0.0, 2.2 / 3]
+    second = [belief, 1 - 0.22, 0.75, 1.0, 2.2 / 3]
     assert rows["after"][1].tolist() == pytest.approx(after)
     assert rows["state"][4].tolist() == pytest.approx(second)
 
 
 def test_features_tell_clients_apart() -> None:
     trust = trust_of(fakes.build("palit"))
-    trust.belief[3], trust.trust[3], trust.gain[3], trust.last[3] = 0.7, 0.6, 1.5, 4
+    trust.belief[3] = 0.7
+    trust.trust[3] = 0.6
+    trust.gain[3] = 1.5
+    trust.last[3] = 4
     rows = trust.features(torch.tensor([3, 4]), torch.tensor([0.2, 0.1]), 10)
     assert rows[0].tolist() == pytest.approx([0.7, 0.6, 1.5, 0.6, 0.2])
     assert rows[1].tolist() == pytest.approx([0.5, 1.0, 1.0, 1.1, 0.1])
@@ -139,10 +144,10 @@ def test_only_participants_change() -> None:
     before = trust_of(method).state_dict()
     method.aggregator.step(torch.ones(3), fakes.update(torch.eye(3), ids=[2, 5, 8]))
     feed(method, 0, 0.5)
-    others = [i for i in range(fakes.N) if i not in (2, 5, 8)]
+    absent = [i for i in range(fakes.N) if i not in (2, 5, 8)]
     for name in Trust.TABLES:
-        now = getattr(trust_of(method), name)
-        assert torch.equal(now[others].nan_to_num(), before[name][others].nan_to_num())
+        after_round = getattr(trust_of(method), name)
+        assert torch.equal(after_round[absent].nan_to_num(), before[name][absent].nan_to_num())
 
 
 def test_a_poisoner_loses_its_weight() -> None:

@@ -15,7 +15,8 @@ def test_the_highest_losses_are_chosen() -> None:
 
 
 def test_as_many_candidates_as_slots_is_sampling_by_size() -> None:
-    selector, sizes = fakes.build("power-of-choice", options__candidates=1).selector, fakes.SIZES
+    selector = fakes.build("power-of-choice", options__candidates=1).selector
+    sizes = fakes.SIZES
     hits = torch.zeros(4)
     for seed in range(4_000):
         losses = {"loss": torch.tensor([4.0, 3, 2, 1])}

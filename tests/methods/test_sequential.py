@@ -11,10 +11,8 @@ from fedglimpse.runs.experiment import run
 
 def test_the_last_model_is_the_next_global_model() -> None:
     for name in ("sequential", "snake"):
-        starts, deltas = (
-            torch.tensor([[1.0, 5.0], [2.0, 6.0]]),
-            torch.tensor([[1.0, 1.0], [4.0, 0.5]]),
-        )
+        starts = torch.tensor([[1.0, 5.0], [2.0, 6.0]])
+        deltas = torch.tensor([[1.0, 1.0], [4.0, 0.5]])
         update = fakes.update(deltas, starts=starts, num_params=1)
         new = fakes.build(name).aggregator.step(torch.tensor([1.0, 5.0]), update)
         assert new.tolist() == [6.0, 6.5]
@@ -56,5 +54,6 @@ def test_snake_trains_every_block_however_few_are_visible() -> None:
     assert done.world.lanes[0].visits == 8
     model = WorldSetup.of(done.config).model(0)
     layout = Layout.of(model)
-    before, after = layout.unpack(layout.read(model)), layout.unpack(done.world.states[0])
+    before = layout.unpack(layout.read(model))
+    after = layout.unpack(done.world.states[0])
     assert not [e.name for e in layout.params if torch.equal(before[e.name], after[e.name])]

@@ -44,7 +44,8 @@ def of(value: Value, slots: Tensor) -> float:
 @pytest.mark.parametrize("kind", VALUES)
 def test_the_greedy_answer_is_close_to_the_exact_one(kind: str) -> None:
     everything = torch.combinations(torch.arange(12), 5)
-    ranks, found = [], 0
+    ranks = []
+    num_best = 0
     for seed in range(20):
         value = VALUES[kind](draw(seed))
         greedy = greedy_subset(value, 12, 5, draw(seed))
@@ -55,10 +56,10 @@ def test_the_greedy_answer_is_close_to_the_exact_one(kind: str) -> None:
         assert of(value, greedy) <= improved + 1e-12
         assert of(value, polished) <= of(value, exact) + 1e-12
         assert of(value, exact) == pytest.approx(float(value(everything).max()))
-        found += math.isclose(of(value, polished), of(value, exact), rel_tol=1e-6, abs_tol=1e-12)
+        num_best += math.isclose(of(value, polished), of(value, exact), rel_tol=1e-6, abs_tol=1e-12)
         ranks.append(float((value(everything) > of(value, polished) + 1e-12).double().mean()))
     assert max(ranks) < 0.02  # never worse than the best fiftieth of all subsets
-    assert found >= 15  # and mostly the best of all
+    assert num_best >= 15  # and mostly the best of all
 
 
 def test_search_is_exact_up_to_the_limit_and_greedy_beyond() -> None:
@@ -115,7 +116,8 @@ def test_herd_finds_the_mean_of_all() -> None:
 
 
 def test_herd_counts_clients_by_size() -> None:
-    sketches, sizes = torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([1, 1, 98])
+    sketches = torch.tensor([[0.0], [1.0], [4.0]])
+    sizes = torch.tensor([1, 1, 98])
     view = fakes.view(ids=range(3), sizes=sizes, reports={"delta_sketch": sketches})
     assert fakes.build("herd").selector.select(view, 1).slots.tolist() == [2]
 

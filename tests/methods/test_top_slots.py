@@ -17,11 +17,11 @@ def test_order_is_that_of_a_stable_sort_of_shuffled_scores(k: int) -> None:
         draw = rng.generator(0, "scores", trial)
         scores = VALUES[torch.randint(len(VALUES), (12,), generator=draw)]
         shuffled = torch.randperm(12, generator=rng.generator(1, "ties", trial))
-        known = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        order = torch.argsort(known[shuffled], descending=True, stable=True)
-        found = top_slots(scores, k, rng.generator(1, "ties", trial))
-        assert found.tolist() == shuffled[order][:k].tolist()
-        assert found.dtype == torch.int64
+        comparable = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        order = torch.argsort(comparable[shuffled], descending=True, stable=True)
+        slots = top_slots(scores, k, rng.generator(1, "ties", trial))
+        assert slots.tolist() == shuffled[order][:k].tolist()
+        assert slots.dtype == torch.int64
 
 
 def test_scores_of_a_network_need_no_detaching() -> None:

@@ -33,8 +33,10 @@ def test_learns_an_action_that_depends_on_the_client() -> None:
 
 
 def test_order_of_clients_does_not_matter() -> None:
-    one, ids = agent(), torch.tensor([5, 2, 8, 1])
-    state, order = torch.rand(4, 2, generator=torch.Generator().manual_seed(0)), [2, 0, 3, 1]
+    one = agent()
+    ids = torch.tensor([5, 2, 8, 1])
+    state = torch.rand(4, 2, generator=torch.Generator().manual_seed(0))
+    order = [2, 0, 3, 1]
     for epsilon in (0.0, 0.5, 1.0):
         action = one.act(state, ids, 3, epsilon)
         assert torch.equal(one.act(state[order], ids[order], 3, epsilon), action[order])
@@ -51,19 +53,22 @@ def test_learns_only_from_a_full_batch_and_keeps_the_newest() -> None:
 
 
 def test_exact_continuation() -> None:
-    whole, part, fresh = agent(buffer=50), agent(buffer=50), agent(buffer=50)
-    play(whole, range(30), 0.3)
-    play(part, range(13), 0.3)
-    fresh.load_state_dict(part.state_dict())
-    play(fresh, range(13, 30), 0.3)
-    for ours, theirs in zip(
-        fresh.learner.online.parameters(), whole.learner.online.parameters(), strict=True
+    uninterrupted = agent(buffer=50)
+    first_half = agent(buffer=50)
+    resumed = agent(buffer=50)
+    play(uninterrupted, range(30), 0.3)
+    play(first_half, range(13), 0.3)
+    resumed.load_state_dict(first_half.state_dict())
+    play(resumed, range(13, 30), 0.3)
+    for resumed_weight, weight in zip(
+        resumed.learner.online.parameters(), uninterrupted.learner.online.parameters(), strict=True
     ):
-        assert torch.equal(ours, theirs)
+        assert torch.equal(resumed_weight, weight)
 
 
 def test_the_next_value_is_that_of_the_best_action() -> None:
-    one, seen = agent(gamma=0.9), []
+    one = agent(gamma=0.9)
+    seen = []
     update = one.learner.update
     one.learner.update = lambda batch: (seen.append(batch), update(batch))[1]  # type: ignore[assignment, func-returns-value]
     play(one, range(5))

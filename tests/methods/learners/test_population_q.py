@@ -10,7 +10,8 @@ from fedglimpse.methods.learners.population_q import PopulationAgent, Population
 from fedglimpse.types import View
 from mistakes import mistake
 
-N, D = 6, 3
+N = 6
+D = 3
 
 
 def agent(**changes: Any) -> PopulationAgent:
@@ -61,15 +62,17 @@ def test_state_is_zeros_flag_and_age_for_the_unseen() -> None:
 @pytest.mark.parametrize("capacity", [2, 3, 5])
 def test_states_survive_forgetting(capacity: int) -> None:
     """A ring that forgets gives the same states as one that never had to."""
-    small, large = agent(buffer=capacity), agent(buffer=100)
+    small = agent(buffer=capacity)
+    large = agent(buffer=100)
     for t in range(17):
         for one in (small, large):
             ids = torch.tensor([t % N, (t * t + 1) % N]).unique()
             sketches = torch.randn(len(ids), D, generator=torch.Generator().manual_seed(t))
             one.remember(view(t, list(range(N))), 2, ids, torch.ones(len(ids)), sketches)
     entries = torch.arange(17 - capacity, 17)
-    ours, theirs = small.memory.observe(entries), large.memory.observe(entries)
-    assert torch.equal(ours.states, theirs.states)
+    from_small = small.memory.observe(entries)
+    from_large = large.memory.observe(entries)
+    assert torch.equal(from_small.states, from_large.states)
     assert len(small.memory.versions) <= 1 + N + 2 * 2 * capacity
 
 
@@ -107,21 +110,23 @@ def test_a_round_without_a_successor_or_a_choice_is_not_learnt_from() -> None:
 def test_target_follows_every_few_updates_only() -> None:
     one = agent(sync=3)
     play(one, range(3))  # two updates: the first round has no successor yet
-    online, target = one.learner.online.layers[0], one.learner.target.layers[0]
+    online = one.learner.online.layers[0]
+    target = one.learner.target.layers[0]
     assert not torch.equal(online.weight, target.weight)
     play(one, range(3, 4))
     assert torch.equal(online.weight, target.weight)
 
 
 def test_exact_continuation() -> None:
-    whole, part = agent(buffer=5), agent(buffer=5)
-    play(whole, range(20))
-    play(part, range(11))
-    fresh = agent(buffer=5)
-    fresh.load_state_dict(part.state_dict())
-    play(fresh, range(11, 20))
+    uninterrupted = agent(buffer=5)
+    first_half = agent(buffer=5)
+    play(uninterrupted, range(20))
+    play(first_half, range(11))
+    resumed = agent(buffer=5)
+    resumed.load_state_dict(first_half.state_dict())
+    play(resumed, range(11, 20))
     seen = view(20, [0, 2, 3])
-    assert torch.equal(fresh.scores(seen), whole.scores(seen))
+    assert torch.equal(resumed.scores(seen), uninterrupted.scores(seen))
 
 
 def test_flops_of_a_forward_pass_agree_with_pytorch() -> None:
@@ -141,12 +146,13 @@ def test_too_large_a_population_names_the_fix() -> None:
 
 
 def test_stored_states_are_those_that_were_seen() -> None:
-    one, seen = agent(buffer=4), []
+    one = agent(buffer=4)
+    seen = []
     for t in range(9):
-        known = view(t, [0, 1, 2, 3])
-        sketch = one.narrow(known.server["global_sketch"])[None]
+        view_of_round = view(t, [0, 1, 2, 3])
+        sketch = one.narrow(view_of_round.server["global_sketch"])[None]
         seen.append(one.memory.states(one.memory.latest[None], sketch, torch.tensor([t]))[0])
         ids = torch.tensor([t % 4, (t + 1) % 4])
         sketches = torch.randn(2, D, generator=torch.Generator().manual_seed(t))
-        one.remember(known, 2, ids, torch.ones(2), sketches)
+        one.remember(view_of_round, 2, ids, torch.ones(2), sketches)
     assert torch.equal(one.memory.observe(torch.arange(5, 9)).states, torch.stack(seen[5:]))

@@ -13,7 +13,9 @@ def test_discounted_returns() -> None:
 
 
 def test_log_density_is_the_normal_one_up_to_a_constant() -> None:
-    x, mu, log_sigma = torch.tensor([0.3]), torch.tensor([-0.2]), torch.tensor([0.4])
+    x = torch.tensor([0.3])
+    mu = torch.tensor([-0.2])
+    log_sigma = torch.tensor([0.4])
     exact = torch.distributions.Normal(mu, log_sigma.exp()).log_prob(x)
     assert log_density(x, mu, log_sigma) - 0.5 * math.log(2 * math.pi) == pytest.approx(exact)
 
@@ -26,8 +28,10 @@ def test_clipping_stops_the_reward_for_going_further() -> None:
 
 
 def test_order_of_clients_does_not_matter() -> None:
-    agent, features = PPO(3, seed=0), torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    ids, order = torch.tensor([7, 3, 9, 1, 4]), torch.tensor([2, 0, 4, 3, 1])
+    agent = PPO(3, seed=0)
+    features = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([7, 3, 9, 1, 4])
+    order = torch.tensor([2, 0, 4, 3, 1])
     action = agent.act(features, ids, 6)
     assert torch.allclose(agent.act(features[order], ids[order], 6), action[order], atol=1e-6)
 
@@ -37,7 +41,8 @@ def test_padding_does_not_matter() -> None:
     features = torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
     padded = torch.cat([features, torch.full((1, 2, 3), 9.0)], dim=1)
     mask = torch.tensor([[True, True, False, False]])
-    alone, beside = net(features, mask[:, :2]), net(padded, mask)
+    alone = net(features, mask[:, :2])
+    beside = net(padded, mask)
     assert torch.allclose(alone[0], beside[0][:, :2], atol=1e-6)
     assert torch.allclose(alone[2], beside[2], atol=1e-6)
 
@@ -68,7 +73,8 @@ def test_learns_after_a_full_batch_of_ragged_rounds() -> None:
 def test_learns_to_favour_what_pays() -> None:
     """The reward is the number given to the client with feature 1, minus the other's."""
     agent = PPO(1, seed=0, lr=3e-3, gamma=0.0)
-    features, ids = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1])
+    features = torch.tensor([[0.0], [1.0]])
+    ids = torch.tensor([0, 1])
     for t in range(400):
         action = agent.act(features, ids, t)
         agent.reward(float(action.softmax(0)[1]))
@@ -94,11 +100,11 @@ def test_exact_continuation() -> None:
             agent.reward(float(action.sum()))
         return action
 
-    whole, part, fresh = (PPO(2, seed=1, horizon=4) for _ in range(3))
-    expected = play(whole, range(15))
-    play(part, range(7))
-    fresh.load_state_dict(part.state_dict())
-    assert torch.equal(play(fresh, range(7, 15)), expected)
+    uninterrupted, first_half, resumed = (PPO(2, seed=1, horizon=4) for _ in range(3))
+    expected = play(uninterrupted, range(15))
+    play(first_half, range(7))
+    resumed.load_state_dict(first_half.state_dict())
+    assert torch.equal(play(resumed, range(7, 15)), expected)
 
 
 def test_before_the_first_step_every_ratio_is_one() -> None:
