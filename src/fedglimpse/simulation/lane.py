@@ -104,10 +104,9 @@ class LaneRound:
             choice: the answer of the selector.
             clients: the chosen clients whose update is finite.
         """
-        assert self.view is not None
         self.choice_info = choice.info
         self.selected = clients.ids
-        chosen_ids = self.view.ids[choice.slots].tolist()
+        chosen_ids = self.ids[choice.slots].tolist()
         usable = [i for i, client in enumerate(chosen_ids) if client not in self.rejected_ids]
         weights = choice.weights_at(usable)
         if weights is None:
