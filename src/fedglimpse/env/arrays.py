@@ -167,7 +167,7 @@ def _join_last_two(values: Array) -> Array:
 
 
 def chosen_slots(action: Array, lane: LaneObservation, k: int, subset: bool) -> Tensor | None:
-    """Turn an action `[S]` into at most `k` slots; None where nobody is visible.
+    """Turn an action `[S]` into at most `k` slots; None where no client is visible.
 
     Scores: the `k` best visible slots, best first. A subset: its visible members; of too many,
     `k` are drawn, and too few are filled up by drawing from the other visible slots. Equal scores

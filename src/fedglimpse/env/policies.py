@@ -43,7 +43,7 @@ class SelectorPolicy:
         self.selector = selector
         self.shape = shape
         self.k = settings.config.selection.k
-        self.choice: Choice | None = None  # of the last `act`; None where nobody was visible
+        self.choice: Choice | None = None  # of the last `act`; None where no client was visible
 
     def act(self, observation: Observation, info: Mapping[str, Any]) -> Array:
         """Return scores `[S]` whose best are the selector's choice, in its order."""

@@ -38,7 +38,7 @@ class ClientSelection(gym.Env[Observation, Array]):
 
         Args:
             config: the same keys as for `fedglimpse.run`; `rounds` is the horizon.
-            action: "scores", the best `selection.k` are taken, or "subset", repaired to so many.
+            action: "scores", the best `selection.k` are taken, or "subset", adjusted to that many.
             reward: "paper", the smoothed proxy score, or "per_class", one for each class.
             reports: what visible clients report; None: the sketches that `agent.input` names.
             target: accuracy at which an episode is terminated; None: never.

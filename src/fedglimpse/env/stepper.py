@@ -33,7 +33,7 @@ class LaneObservation:
 
     seed: int  # of the episode
     round_num: int
-    view: View | None  # None: nobody can be chosen, the round will pass
+    view: View | None  # None: no client can be chosen, the round will pass
     history: Tensor  # [H+1, D] sketches of the last global models, newest last
     history_mask: Tensor  # [H+1] True where the round exists
 

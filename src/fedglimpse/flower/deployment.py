@@ -67,7 +67,7 @@ class ServerTerms:
     upload_timeout: float = 120.0
     quorum: float = 0.5  # share of the clients asked that must answer, else the round passes
     poll: float = 0.01  # seconds between two polls; grows to half a second while nothing arrives
-    patience: float = 3.0  # a silent node gets new work after so many timeouts
+    patience: float = 3.0  # a silent node gets new work after this many timeouts
 
     def __post_init__(self) -> None:
         """Raise UserError for a term that cannot work."""

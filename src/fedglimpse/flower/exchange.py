@@ -1,9 +1,9 @@
 """Sending to nodes and waiting for their replies, message by message.
 
 Replies are matched by the id of the message they answer: an error made up by the SuperLink does not
-name the node it is about. A node that has not answered in time still owes its reply, and gets no
-new work until it has answered, failed, reconnected, or its message has expired: Flower does not
-cancel work.
+name the node it is about. A node that has not answered in time gets no new
+work until it has answered, failed, reconnected, or its message has expired: Flower does not cancel
+work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from fedglimpse.flower import messages as wire
 
 SILENT = "no answer"
-LONGEST_PAUSE = 50  # a pause grows to so many times the first
+LONGEST_PAUSE = 50  # a pause grows to this many times the first
 _ERRORS = {2: "client app failed", 3: "message expired", 5: "node lost", 8: "client app stopped"}
 
 
@@ -63,13 +63,13 @@ class Exchange:
 
     grid: Grid
     poll: float = 0.01  # seconds between two polls, growing while nothing arrives
-    patience: float = 3.0  # a message expires after so many times its phase's timeout
+    patience: float = 3.0  # a message expires after this many times its phase's timeout
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     pending: dict[str, Pending] = field(default_factory=dict)  # by message id
 
     def busy(self) -> set[int]:
-        """Return the nodes that still owe a reply."""
+        """Return the nodes that have not answered a message yet."""
         self._pull(list(self.pending))  # late replies are dropped
         return {message.node for message in self.pending.values()}
 

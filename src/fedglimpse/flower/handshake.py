@@ -30,7 +30,7 @@ class Handshake:
         hello_timeout: float,
         required: frozenset[str],
     ) -> None:
-        """Start before any client has been met on its present connection.
+        """Begin with no client greeted on its present connection.
 
         Args:
             exchange: how nodes are asked.
@@ -67,7 +67,7 @@ class Handshake:
         return sorted(usable)
 
     def _note_connections(self, nodes: Mapping[int, Any]) -> None:
-        """Note who is online since when; a node that has restarted owes nothing any more."""
+        """Note which nodes are online since when; one that has restarted has lost its messages."""
         restarted = set()
         for node, info in nodes.items():
             since = _online_since(info)

@@ -81,7 +81,7 @@ class RoundLog:
         )
 
     def _activity(self, deployment: Deployment, selector_flops: int) -> Activity:
-        """Count what the round did; a round in which nobody was asked costs nothing."""
+        """Count what the round did; a round in which no client was asked costs nothing."""
         sizes = deployment.sizes
         selector = deployment.method.selector
         aggregator = deployment.method.aggregator

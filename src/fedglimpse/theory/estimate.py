@@ -42,7 +42,7 @@ class Measurement:
     spread: float  # Gamma^2, mean over C of ||grad F_n - grad F_C||^2
     deviation: float  # ||grad F_C - grad F_S||^2
     weighted_deviation: float  # the same with the weights that were applied, scaled to sum to 1
-    random_deviation: float  # what a uniformly random choice of as many gives in the mean
+    random_deviation: float  # mean over uniformly random choices of as many clients
     second_moment: float  # G^2, largest of the visible clients
     noise: float  # sigma^2, largest of the visible clients
     smoothness: float  # L, largest secant over one local step of the visible clients
@@ -65,7 +65,7 @@ class LaneProbe:
     max_examples: int = 0  # examples of a client that are used; 0: all
 
     def measure(self, state: Tensor, record: Mapping[str, Any]) -> Measurement | None:
-        """Measure one model; None where the round chose nobody.
+        """Measure one model; None where no client was chosen in the round.
 
         Args:
             state: the global model.  # [d]

@@ -140,7 +140,7 @@ def measure_run(run: Path, max_examples: int = 0) -> Panel:
 
     Args:
         run: a run folder with kept models, or at least a checkpoint.
-        max_examples: use so many examples of each client; 0: all.
+        max_examples: use at most this many examples of each client; 0: all.
 
     Raises:
         UserError: where the folder holds no run or one on devices, or no round of it could be
@@ -295,7 +295,7 @@ def _q_of_run(points: Sequence[Measurement]) -> QConstants[float] | None:
 
 
 def notes_on(config: Config, has_models: bool, max_examples: int) -> list[str]:
-    """Say where the run is not what the theorem speaks of, and how it was measured."""
+    """Return where the run departs from the theorem's assumptions, and how it was measured."""
     local = config.local
     notes = []
     if not has_models:

@@ -52,7 +52,7 @@ class FailureCount(NamedTuple):
 
 
 class Instances(NamedTuple):
-    """B random federations of one family with everything the statements speak of."""
+    """B random federations of one family with everything the statements need."""
 
     problem: Quadratics
     w: Tensor  # [B, p]
