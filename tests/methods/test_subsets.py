@@ -12,13 +12,9 @@ from fedglimpse.methods.herd import nearness
 from fedglimpse.methods.oracle_balance import evenness
 from fedglimpse.methods.subsets import (
     EXACT_LIMIT,
+    SubsetSearch,
     Value,
     all_subsets,
-    best_subset,
-    exact_subset,
-    greedy_subset,
-    improve,
-    near_best_subset,
 )
 
 
@@ -48,11 +44,11 @@ def test_the_greedy_answer_is_close_to_the_exact_one(kind: str) -> None:
     num_best = 0
     for seed in range(20):
         value = VALUES[kind](draw(seed))
-        greedy = greedy_subset(value, 12, 5, draw(seed))
-        polished = near_best_subset(value, 12, 5, draw(seed))
-        exact = exact_subset(value, 12, 5, draw(seed))
+        greedy = SubsetSearch(value, 12, draw(seed)).greedy(5)
+        polished = SubsetSearch(value, 12, draw(seed)).near_best(5)
+        exact = SubsetSearch(value, 12, draw(seed)).exact(5)
         assert len(set(polished.tolist())) == 5
-        improved = of(value, improve(value, greedy, 12, draw(seed)))
+        improved = of(value, SubsetSearch(value, 12, draw(seed)).improve(greedy))
         assert of(value, greedy) <= improved + 1e-12
         assert of(value, polished) <= of(value, exact) + 1e-12
         assert of(value, exact) == pytest.approx(float(value(everything).max()))
@@ -69,17 +65,17 @@ def test_search_is_exact_up_to_the_limit_and_greedy_beyond() -> None:
         sizes_of_calls.append(len(subsets))
         return subsets.double().sum(1)
 
-    assert best_subset(value, 10, 5, draw()).tolist() == [5, 6, 7, 8, 9]
+    assert SubsetSearch(value, 10, draw()).best(5).tolist() == [5, 6, 7, 8, 9]
     assert sizes_of_calls == [math.comb(10, 5)]
     sizes_of_calls.clear()
     assert math.comb(30, 5) > EXACT_LIMIT
-    assert best_subset(value, 30, 5, draw()).tolist() == [25, 26, 27, 28, 29]
+    assert SubsetSearch(value, 30, draw()).best(5).tolist() == [25, 26, 27, 28, 29]
     assert max(sizes_of_calls) <= 30
 
 
 def test_small_sets_are_taken_whole() -> None:
     for num in (1, 3):
-        slots = best_subset(lambda s: torch.zeros(len(s)), num, 5, draw())
+        slots = SubsetSearch(lambda s: torch.zeros(len(s)), num, draw()).best(5)
         assert slots.tolist() == list(range(num))
 
 
@@ -95,7 +91,7 @@ def test_ties_are_drawn_and_rounding_makes_no_difference() -> None:
     def value(subsets: Tensor) -> Tensor:
         return torch.linspace(0, 1e-13, len(subsets)) - 100.0 * (subsets[:, 0] > 2)
 
-    seen = {tuple(exact_subset(value, 5, 1, draw(s)).tolist()) for s in range(50)}
+    seen = {tuple(SubsetSearch(value, 5, draw(s)).exact(1).tolist()) for s in range(50)}
     assert seen == {(0,), (1,), (2,)}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedglimpse.agent.inputs import finite
 from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
-from fedglimpse.methods.subsets import Value, greedy_subset
+from fedglimpse.methods.subsets import SubsetSearch, Value
 from fedglimpse.types import Choice, Method, View
 
 RIDGE = 1e-6  # on the diagonal: two equal updates leave the determinant above zero
@@ -44,8 +44,8 @@ class Diverse(Stateless):
     def select(self, view: View, k: int) -> Choice:
         """Add the client that widens the volume most, k times."""
         value = log_volume(finite(view.reports["delta_sketch"]))
-        k = min(k, view.num_visible)
-        return Choice(greedy_subset(value, view.num_visible, k, view.rng))
+        search = SubsetSearch(value, view.num_visible, view.rng)
+        return Choice(search.greedy(min(k, view.num_visible)))
 
 
 def build(setting: Setting) -> Method:

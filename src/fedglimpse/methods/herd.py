@@ -14,7 +14,7 @@ from torch import Tensor
 from fedglimpse.agent.inputs import finite
 from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
-from fedglimpse.methods.subsets import Value, best_subset
+from fedglimpse.methods.subsets import SubsetSearch, Value
 from fedglimpse.types import Choice, Method, View
 
 
@@ -46,7 +46,8 @@ class Herd(Stateless):
     def select(self, view: View, k: int) -> Choice:
         """Search for the nearest mean."""
         value = nearness(finite(view.reports["delta_sketch"]), view.sizes)
-        return Choice(best_subset(value, view.num_visible, k, view.rng))
+        search = SubsetSearch(value, view.num_visible, view.rng)
+        return Choice(search.best(k))
 
 
 def build(setting: Setting) -> Method:

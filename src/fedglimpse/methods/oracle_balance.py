@@ -13,7 +13,7 @@ from torch import Tensor
 from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.fields import setting as option
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless
-from fedglimpse.methods.subsets import Value, best_subset
+from fedglimpse.methods.subsets import SubsetSearch, Value
 from fedglimpse.types import Choice, Method, View
 
 
@@ -50,8 +50,8 @@ class OracleBalance(Stateless):
     def select(self, view: View, k: int) -> Choice:
         """Search for the most even pool."""
         value = evenness(view.reports["label_histogram"])
-        slots = best_subset(value, view.num_visible, k, view.rng)
-        return Choice(slots)
+        search = SubsetSearch(value, view.num_visible, view.rng)
+        return Choice(search.best(k))
 
 
 def build(setting: Setting) -> Method:
