@@ -18,10 +18,10 @@ demo: $(READY)  ## Compare methods on the digits data: a table in about a minute
 	$(BIN)/fedglimpse compare fedavg fedavg-window glimpse 'seeds=[0,1,2]' rounds=60 data.partition=label_skew --out runs/demo --resume
 
 test: $(READY)  ## Run the default tests
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 slow: $(READY)  ## Run the long tests
-	$(BIN)/pytest -n auto -m "slow and not processes"
+	$(BIN)/pytest -n auto --dist worksteal -m "slow and not processes"
 	$(BIN)/pytest -m "slow and processes"
 
 gpu: $(READY)  ## Run the tests that need a GPU
