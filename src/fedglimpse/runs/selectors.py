@@ -8,15 +8,19 @@ from typing import Any, Protocol
 from fedglimpse.simulation.plugin_checks import check_choice
 from fedglimpse.types import Choice, Method, Outcome, View
 
+Views = Sequence[View | None]  # of each lane; None: there is nobody to choose from
+Outcomes = Sequence[Outcome | None]  # of each lane; None: nobody was chosen
+Metrics = Mapping[str, float]
+
 
 class SelectorGroup(Protocol):
-    """Selectors that choose and learn in one pass; entries of lanes that sit out are None."""
+    """Selectors of several lanes that choose and learn in one pass."""
 
-    def select(self, views: Sequence[View | None], ks: Sequence[int]) -> Sequence[Choice | None]:
-        """Choose in every lane that sees clients."""
+    def select(self, views: Views, ks: Sequence[int]) -> Sequence[Choice | None]:
+        """Choose at most `k` clients in every lane that has a view."""
 
-    def feedback(self, outcomes: Sequence[Outcome | None]) -> Sequence[Mapping[str, float]]:
-        """Learn in every lane in which clients were chosen."""
+    def feedback(self, outcomes: Outcomes) -> Sequence[Metrics]:
+        """Learn in every lane that has an outcome; returns what each logs."""
 
 
 class Selectors:
@@ -35,7 +39,7 @@ class Selectors:
         """
         self.methods = methods
         self.ks = ks
-        self._single: list[int] = []  # lanes whose selector is asked alone
+        self._single: list[int] = []  # lanes whose selector is asked by itself
         members: dict[Hashable, list[int]] = {}
         for r, method in enumerate(methods):
             key = getattr(method.selector, "group_key", None)
@@ -48,8 +52,8 @@ class Selectors:
             selectors: list[Any] = [methods[r].selector for r in lanes]
             self._groups.append((lanes, type(selectors[0]).group(selectors)))
 
-    def select(self, views: Sequence[View | None]) -> list[Choice | None]:
-        """Return the choice of every lane that sees clients; UserError for an illegal one."""
+    def select(self, views: Views) -> list[Choice | None]:
+        """Return the choice of every lane that has a view; UserError for an illegal one."""
         budgets = [0] * len(views)
         for r, view in enumerate(views):
             if view is not None:
@@ -69,9 +73,9 @@ class Selectors:
                 check_choice(answers[r], view, budgets[r], self.methods[r].selector)
         return answers
 
-    def feedback(self, outcomes: Sequence[Outcome | None]) -> list[Mapping[str, float]]:
-        """Let every lane in which clients were chosen learn; returns what each logs."""
-        metrics: list[Mapping[str, float]] = [{}] * len(outcomes)
+    def feedback(self, outcomes: Outcomes) -> list[Metrics]:
+        """Let every lane that has an outcome learn; returns what each logs."""
+        metrics: list[Metrics] = [{}] * len(outcomes)
         for lanes, group in self._groups:
             group_metrics = group.feedback([outcomes[r] for r in lanes])
             for r, lane_metrics in zip(lanes, group_metrics, strict=True):
