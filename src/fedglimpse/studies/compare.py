@@ -97,10 +97,10 @@ def _legend(analysis: Results, window: int) -> str:
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:
     """Write a Markdown table with aligned columns, which also reads well in a terminal."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows: list[str] = []
-    for line in lines:
-        padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        rows.append(f"| {' | '.join(padded)} |")
-    rule = "|".join("-" * (width + 2) for width in widths)
-    return "\n".join([rows[0], f"|{rule}|", *rows[1:]])
+    columns: list[list[str]] = []
+    for column in zip(*lines, strict=True):
+        width = max(map(len, column))
+        title, *cells = (cell.ljust(width) for cell in column)
+        columns.append([f" {title} ", "-" * (width + 2), *(f" {cell} " for cell in cells)])
+    rows = zip(*columns, strict=True)
+    return "\n".join(f"|{'|'.join(row)}|" for row in rows)

@@ -227,7 +227,7 @@ def test_a_budget_keeps_back_a_round_and_its_checkpoints() -> None:
     assert not stop.after_round()  # 8 s left
     clock.now += 3
     assert stop.after_round()
-    assert stop.left == 5
+    assert stop.seconds_left == 5
     assert not stop.may_begin()  # a pack took 6 s to its first round
 
 

@@ -26,7 +26,7 @@ from fedglimpse.studies.statistics.difference import (
     holm,
     paired,
 )
-from fedglimpse.studies.statistics.participation import Fairness
+from fedglimpse.studies.statistics.participation import Fairness, Participation
 from fedglimpse.studies.statistics.to_target import Saving, Spent, ToTarget, saving
 
 DEFAULT_CONTROL = "fedavg-window"  # random selection with averaging over time
@@ -216,7 +216,6 @@ def _row(
         gap = against_published(list(accuracies.values()), published.figure)
     target = targets.get(setting)
     is_best = bool(accuracies) and fmean(accuracies.values()) == _best_mean(finals, setting)
-    participations = [cell.participation for cell in cells if cell.participation is not None]
     return ReportRow(
         setting=setting,
         variant=variant,
@@ -228,9 +227,17 @@ def _row(
         paper=_uncorrected(gap),
         to_target={} if target is None else _costs(cells, target.value),
         savings={} if target is None else _savings(cells, control_cells, target.value),
-        fairness=Fairness.of(participations),
+        fairness=_fairness(cells),
         command=command(config, [cell.seed for cell in cells]) if config else "",
     )
+
+
+def _fairness(cells: Sequence[CellResult]) -> Fairness | None:
+    participations: list[Participation] = []
+    for cell in cells:
+        if cell.participation is not None:
+            participations.append(cell.participation)
+    return Fairness.of(participations)
 
 
 def config_of(cells: Sequence[CellResult]) -> Mapping[str, Any]:

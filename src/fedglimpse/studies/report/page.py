@@ -52,9 +52,10 @@ def page(results: Results) -> str:
 
 def bootstrap_coverage() -> str:
     """Return how often bootstrap 95 % intervals of few pairs cover the true mean."""
-    shares = "/".join(f"{100 * share:.0f}" for share in COVERAGE.values())
-    pairs = "/".join(map(str, COVERAGE))
-    return f"covers the true mean in about {shares} % of studies with {pairs} pairs"
+    cases: list[str] = []
+    for pairs, share in COVERAGE.items():
+        cases.append(f"{100 * share:.0f} % of studies with {pairs} pairs")
+    return f"covers the true mean in about {', '.join(cases)}"
 
 
 def _asset(name: str) -> str:
@@ -88,22 +89,23 @@ def _configured_rounds(results: Results) -> list[int]:
 
 def _facts(results: Results) -> str:
     study = results.study
-    seeds = {cell.seed for cell in study.cells}
     facts = {
         "Runs finished": f"{study.count('finished')} of {len(study.cells)}",
         "Settings": str(len(study.settings)),
         "Methods": str(len(study.variants)),
-        "Seeds": str(len(seeds)),
+        "Seeds": str(len(study.seeds)),
         "Rounds": ", ".join(map(str, _configured_rounds(results))) or "–",
     }
     if results.control:
         facts["Control"] = results.control
-    entries = [f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items()]
-    return "".join(entries)
+    entries = ""
+    for name, value in facts.items():
+        entries += f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
+    return entries
 
 
 def _final_text(results: Results) -> str:
-    windows = sorted({final_window(rounds) for rounds in _configured_rounds(results)})
+    windows = sorted(set(map(final_window, _configured_rounds(results))))
     last_rounds = " or ".join(map(str, windows)) or "few"
     text = (
         f"Mean test accuracy over the last {last_rounds} rounds, then over seeds, ± standard "
@@ -141,6 +143,9 @@ def _environment(results: Results) -> str:
     machines: set[str] = set()
     for cell in results.study.cells:
         if cell.environment:
-            recorded = [name for name in MACHINE if cell.environment.get(name)]
-            machines.add(", ".join(f"{name} {cell.environment[name]}" for name in recorded))
+            versions: list[str] = []
+            for name in MACHINE:
+                if cell.environment.get(name):
+                    versions.append(f"{name} {cell.environment[name]}")
+            machines.add(", ".join(versions))
     return f"Run with {'; '.join(sorted(machines))}." if machines else ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from fedglimpse.config.schema import flatten
 from fedglimpse.studies.report.analysis import MEASURES, ReportRow, Results
 from fedglimpse.studies.results import CellResult, Study
 from fedglimpse.studies.statistics.condense import Curve
 
+T = TypeVar("T")
 SCALE = 10_000  # accuracies are written as whole numbers
 COSTS = tuple(name for name in MEASURES if name != "rounds")
 
@@ -21,7 +22,7 @@ def page_data(results: Results) -> dict[str, Any]:
     study = results.study
     curves: dict[str, list[dict[str, Any]]] = {}
     for setting in study.settings:
-        curves[setting] = [_curves(row) for row in results.of(setting)]
+        curves[setting] = list(map(_curves, results.of(setting)))
     bitmaps: list[str] = []  # runs of one seed see the same clients: each raster is stored once
     runs = [_run(cell, bitmaps) for cell in study.cells if cell.trace is not None]
     return {
@@ -29,7 +30,7 @@ def page_data(results: Results) -> dict[str, Any]:
         "variants": study.variants,
         "control": results.control,
         "targets": {name: target.value for name, target in results.targets.items()},
-        "measures": {name: list(words) for name, words in MEASURES.items()},
+        "measures": MEASURES,
         "scale": SCALE,
         "curves": curves,
         "runs": runs,
@@ -41,8 +42,7 @@ def page_data(results: Results) -> dict[str, Any]:
 def _partitions(study: Study) -> dict[str, Any]:
     partitions: dict[str, Any] = {}
     for partition in study.partitions:
-        counts = [list(row) for row in partition.counts]
-        partitions[partition.setting] = {"seed": partition.seed, "counts": counts}
+        partitions[partition.setting] = {"seed": partition.seed, "counts": partition.counts}
     return partitions
 
 
@@ -62,10 +62,10 @@ def _curves(row: ReportRow) -> dict[str, Any]:
     costs: dict[str, list[list[int]]] = {name: [] for name in COSTS}
     for curve in curves:
         positions = [i for i, number in enumerate(curve.rounds) if number in rounds]
-        smooth.append([curve.smooth[i] for i in positions])
-        raw.append([curve.accuracy[i] for i in positions])
+        smooth.append(_at(curve.smooth, positions))
+        raw.append(_at(curve.accuracy, positions))
         for name in COSTS:
-            costs[name].append([curve.costs[name][i] for i in positions])
+            costs[name].append(_at(curve.costs[name], positions))
     return {
         "variant": row.variant,
         "seeds": len(curves),
@@ -75,6 +75,10 @@ def _curves(row: ReportRow) -> dict[str, Any]:
         "raw": _band(raw),
         "costs": {name: _means(seeds) for name, seeds in costs.items()},
     }
+
+
+def _at(values: Sequence[T], positions: Sequence[int]) -> list[T]:
+    return [values[i] for i in positions]
 
 
 def _shared_rounds(curves: Sequence[Curve]) -> set[int]:
@@ -114,7 +118,7 @@ def _run(cell: CellResult, bitmaps: list[str]) -> dict[str, Any]:
         "rounds": trace.rounds,
         "visible": _index(bitmaps, trace.visible),
         "selected": _index(bitmaps, trace.selected),
-        "moments": [vars(moment) for moment in trace.moments],
+        "moments": list(map(vars, trace.moments)),
         "theory": _theory(cell),
     }
 
@@ -135,18 +139,20 @@ def _theory(cell: CellResult) -> dict[str, Any]:
     panel = _panel_of_seed(content.pop("lanes", None), cell.seed)
     series: dict[str, list[float | None]] = {}
     figures: dict[str, float | None] = {}
+    rounds: list[float | None] | None = None
     for key, value in flatten(content if panel is None else panel).items():
         name = key.removeprefix("series.")
-        if _is_series(value):
-            series[name] = [_five_digits(number) for number in value]
+        if name == "round" and _is_series(value):
+            rounds = list(map(_five_digits, value))
+        elif _is_series(value) and any(map(_is_number, value)):
+            series[name] = list(map(_five_digits, value))
         elif _is_number(value) and name != "seed":
             figures[name] = _five_digits(value)
-    rounds = series.pop("round", None)
     return {
         "rounds": rounds,
-        "series": {name: value for name, value in series.items() if any(map(_is_number, value))},
+        "series": series,
         "figures": figures,
-        "notes": [str(note) for note in notes] if isinstance(notes, list) else [],
+        "notes": list(map(str, notes)) if isinstance(notes, list) else [],
     }
 
 

@@ -52,15 +52,12 @@ def control_counts(results: Results) -> str:
             gaps = gaps_of.setdefault(row.variant, [])
             if row.control is not None:
                 gaps.append(row.control.difference.mean)
-    any_unknown = any(kinds["unknown"] for kinds in kinds_of.values())
-    shown = [kind for kind in KINDS if kind != "unknown" or any_unknown]
     lines: list[Line] = []
-    for variant in results.study.variants:
-        if variant in kinds_of:
-            counts = [_count(kinds_of[variant][kind]) for kind in shown]
-            mean_gap = signed(fmean(gaps_of[variant])) if gaps_of[variant] else "–"
-            lines.append((_tags("", variant), [_name_of(variant), *counts, mean_gap]))
-    header = {"variant": "who", **{KINDS[kind]: "num" for kind in shown}, "mean, points": "num"}
+    for variant, kinds in kinds_of.items():
+        counts = [_count(kinds[kind]) for kind in KINDS]
+        mean_gap = signed(fmean(gaps_of[variant])) if gaps_of[variant] else "–"
+        lines.append((_tags("", variant), [_name_of(variant), *counts, mean_gap]))
+    header = {"variant": "who", **dict.fromkeys(KINDS.values(), "num"), "mean, points": "num"}
     return _table(header, lines, "answer")
 
 
@@ -131,7 +128,8 @@ def _result_cells(results: Results, row: ReportRow, scale: float, with_paper: bo
 def _seeds(row: ReportRow) -> str:
     if row.finished == len(row.cells):
         return str(row.finished)
-    states = Counter(cell.state for cell in row.cells if cell.state != "finished")
+    states = Counter(cell.state for cell in row.cells)
+    del states["finished"]
     title = ", ".join(f"{number} {state}" for state, number in states.items())
     return f'<span class="short" title="{title}">{row.finished} of {len(row.cells)}</span>'
 
@@ -312,7 +310,9 @@ def _table(header: Mapping[str, str], lines: Sequence[Line], css: str) -> str:
         lines: the rows.
         css: class of the table.
     """
-    titles = [f'<th scope="col" class="{kind}">{escape(t)}</th>' for t, kind in header.items()]
+    titles: list[str] = []
+    for title, kind in header.items():
+        titles.append(f'<th scope="col" class="{kind}">{escape(title)}</th>')
     body: list[str] = []
     for attributes, cells in lines:
         columns: list[str] = []

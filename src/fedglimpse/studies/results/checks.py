@@ -136,10 +136,12 @@ def _check_facts(facts: Facts) -> None:
 
 def _check_columns(prefix: str, table: Curve | Climb, names: Sequence[str]) -> None:
     """Check that all columns are as long as the column of rounds."""
-    columns: dict[str, Any] = {name: getattr(table, name) for name in names}
+    columns: list[tuple[str, Any]] = []
+    for name in names:
+        columns.append((name, getattr(table, name)))
     for name in COSTS:
-        columns[name] = table.costs[name]
-    for name, column in columns.items():
+        columns.append((name, table.costs[name]))
+    for name, column in columns:
         is_right = _is_list_of_numbers(column) and len(column) == len(table.rounds)
         need(is_right, f"{prefix}.{name}", column, "a list of numbers, one for each stored round")
 

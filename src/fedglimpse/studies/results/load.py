@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedglimpse.config.loading import StoredConfig
 from fedglimpse.errors import UserError
 from fedglimpse.studies.results.checks import check_head, check_unique
 from fedglimpse.studies.results.names import names_of
@@ -42,7 +43,7 @@ def load_study(path: Path) -> Study:
         return read_study(path)
     stored = sorted(path.glob("study*.json.gz"))
     if stored:
-        return join_studies([read_study(file) for file in stored], str(path))
+        return join_studies(list(map(read_study, stored)), str(path))
     if (path / "sweep.json").exists():
         return _read_sweep(path)
     if (path / "config.toml").exists():
@@ -234,8 +235,12 @@ def _is_text(value: object) -> bool:
 
 def _read_runs(path: Path, folders: Sequence[Path]) -> Study:
     """Read run folders with seeds as lanes; no run may hide another."""
-    configs = {folder: read_config(folder) for folder in folders}
-    names = names_of({folder: config.flat() for folder, config in configs.items()})
+    configs: dict[Path, StoredConfig] = {}
+    flat_configs: dict[Path, dict[str, Any]] = {}
+    for folder in folders:
+        configs[folder] = read_config(folder)
+        flat_configs[folder] = configs[folder].flat()
+    names = names_of(flat_configs)
     reader = _Reader()
     cells: list[CellResult] = []
     folder_of: dict[CellName, Path] = {}

@@ -38,7 +38,10 @@ def names_of(configs: Configs) -> dict[Path, tuple[str, str]]:
         variant_names[folder] = str(config["method"])
         groups[folder] = setting_names[folder], config["method"]
     variant_names = _distinguished(variant_names, groups, _restricted(configs, _is_variant))
-    return {folder: (setting_names[folder], variant_names[folder]) for folder in configs}
+    names: dict[Path, tuple[str, str]] = {}
+    for folder in configs:
+        names[folder] = setting_names[folder], variant_names[folder]
+    return names
 
 
 def _is_setting(key: str) -> bool:
@@ -91,7 +94,10 @@ def _suffixes(configs: Configs) -> dict[Path, str]:
         # folders that differ in seeds alone have equal values and are named after the first
         for folder in reversed(values_of):
             text_of[values_of[folder]] = folder.resolve().name
-    return {folder: f" ({text_of[values]})" for folder, values in values_of.items()}
+    suffixes: dict[Path, str] = {}
+    for folder, values in values_of.items():
+        suffixes[folder] = f" ({text_of[values]})"
+    return suffixes
 
 
 def _differing_keys(configs: Configs) -> list[str]:
@@ -100,7 +106,9 @@ def _differing_keys(configs: Configs) -> list[str]:
         keys |= dict.fromkeys(config)
     differing: list[str] = []
     for key in keys:
-        values = {_as_text(config, key) for config in configs.values()}
+        values: set[str] = set()
+        for config in configs.values():
+            values.add(_as_text(config, key))
         if len(values) > 1 and not key.startswith(FREE_TO_CHANGE):
             differing.append(key)
     return differing
@@ -116,8 +124,10 @@ def _as_text(config: Mapping[str, Any], key: str) -> str:
 
 def _assignments(keys: Sequence[str], values: Sequence[str]) -> str:
     """Write `local.lr=0.0001, agent.history=8`; words go without their quotes."""
-    pairs = zip(keys, values, strict=True)
-    return ", ".join(f"{key}={_without_quotes(value)}" for key, value in pairs)
+    assignments: list[str] = []
+    for key, value in zip(keys, values, strict=True):
+        assignments.append(f"{key}={_without_quotes(value)}")
+    return ", ".join(assignments)
 
 
 def _without_quotes(text: str) -> str:

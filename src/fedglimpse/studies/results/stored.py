@@ -67,8 +67,8 @@ def _to_study(content: dict[str, Any]) -> Study:
         problem = problem_of(content["paper"])
         if problem:
             raise ValueError(f"its table `paper` {problem}")
-    content["cells"] = [_to_cell(cell) for cell in content["cells"]]
-    content["partitions"] = [_to_partition(partition) for partition in content["partitions"]]
+    content["cells"] = list(map(_to_cell, content["cells"]))
+    content["partitions"] = list(map(_to_partition, content["partitions"]))
     study = Study(**content)
     check_unique(cell.name for cell in study.cells)
     return study
@@ -106,7 +106,7 @@ def _columns(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_trace(content: dict[str, Any]) -> RunTrace:
-    moments = [_to_moment(moment) for moment in content.pop("moments")]
+    moments = list(map(_to_moment, content.pop("moments")))
     return RunTrace(moments=moments, **content)
 
 

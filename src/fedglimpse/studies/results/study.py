@@ -77,6 +77,11 @@ class Study:
         """Names of the variants, in the order of the cells."""
         return list(dict.fromkeys(cell.variant for cell in self.cells))
 
+    @property
+    def seeds(self) -> list[int]:
+        """The different seeds, in rising order."""
+        return sorted({cell.seed for cell in self.cells})
+
     def of(self, setting: str, variant: str) -> list[CellResult]:
         """Return the seeds of one variant in one setting."""
         return [c for c in self.cells if (c.setting, c.variant) == (setting, variant)]

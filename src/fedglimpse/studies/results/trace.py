@@ -44,7 +44,7 @@ class RunTrace:
 def trace_of(records: Sequence[Record], clients: int) -> RunTrace:
     """Build the trace of one seed from its records."""
     raster = records[:MAX_ROUNDS]
-    scored = [record for record in records if _has_scores(record)]
+    scored = list(filter(_has_scores, records))
     with_attention = [record for record in scored if "attention" in record]
     candidates = with_attention or scored  # attention may be logged in some rounds only
     return RunTrace(

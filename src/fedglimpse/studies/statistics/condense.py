@@ -192,7 +192,10 @@ def _mean(values: Sequence[float]) -> float | None:
 def _mean_of_first_tenth(
     rounds: Sequence[int], accuracy: Sequence[float], played: int
 ) -> float | None:
-    early = [value for number, value in zip(rounds, accuracy, strict=True) if 10 * number <= played]
+    early: list[float] = []
+    for number, value in zip(rounds, accuracy, strict=True):
+        if 10 * number <= played:
+            early.append(value)
     return _mean(early)
 
 

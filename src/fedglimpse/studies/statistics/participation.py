@@ -100,11 +100,10 @@ def classes_covered(
     Returns:
         None if no client was chosen in any round.
     """
-    classes_of_client: list[set[int]] = []
-    for histogram in histograms:
-        classes_of_client.append({label for label, count in enumerate(histogram) if count})
     num_covered: list[int] = []
+    classes = range(len(histograms[0]))
     for ids in selected:
         if ids:
-            num_covered.append(len(set().union(*[classes_of_client[i] for i in ids])))
-    return fmean(num_covered) / len(histograms[0]) if num_covered else None
+            covered = [label for label in classes if any(histograms[i][label] for i in ids)]
+            num_covered.append(len(covered))
+    return fmean(num_covered) / len(classes) if num_covered else None

@@ -88,7 +88,7 @@ def run_task(task: PackTask, asked_to_stop: Callable[[], bool]) -> PackResult:
             pass
         except Exception as error:
             reason = reason_of(error)
-        returned_files = [read_files(folder) for folder in folders]
+        returned_files = list(map(read_files, folders))
     seconds = time.monotonic() - began
     return PackResult(returned_files, rounds * len(task.configs), seconds, reason)
 
@@ -182,7 +182,7 @@ class _Session:
 
     def run(self, packs: Sequence[Sequence[Cell]]) -> None:
         """Keep the cluster busy until nothing is left, then wait for the packs still running."""
-        queue = deque(self.folder.left(pack) for pack in packs)
+        queue = deque(map(self.folder.left, packs))
         running: dict[Any, list[Cell]] = {}
         workers_asked_to_stop = False
         while running or (queue and self._may_continue()):
@@ -226,17 +226,19 @@ class _Session:
         return all(resources.get(name, 0) >= need for name, need in self.needs.items())
 
     def _may_continue(self) -> bool:
-        left = self.stop.left
-        has_time = left is None or left > RETURN_SECONDS + 2 * RESERVE
+        seconds = self.stop.seconds_left
+        has_time = seconds is None or seconds > RETURN_SECONDS + 2 * RESERVE
         return has_time and not self.stop.asked
 
     def _send(self, pack: Sequence[Cell]) -> Any:
         seconds = self.cluster.slice
-        left = self.stop.left
-        if left is not None:
-            seconds = min(seconds, left - RETURN_SECONDS)
-        configs = [self.configs[cell.id] for cell in pack]
-        files = [read_files(self.folder.of(cell)) for cell in pack]
+        if self.stop.seconds_left is not None:
+            seconds = min(seconds, self.stop.seconds_left - RETURN_SECONDS)
+        configs: list[Config] = []
+        files: list[Files] = []
+        for cell in pack:
+            configs.append(self.configs[cell.id])
+            files.append(read_files(self.folder.of(cell)))
         return self.task.remote(PackTask(configs, files, seconds), self.stop_flag)
 
     def _receive(self, ref: Any, pack: Sequence[Cell]) -> list[list[Cell]]:
@@ -263,7 +265,8 @@ class _Session:
     def _show(self, running: Mapping[Any, Sequence[Cell]]) -> None:
         names: list[str] = []
         for pack in running.values():
-            names += [cell.id for cell in pack]
+            for cell in pack:
+                names.append(cell.id)
         self.progress.run(names)
 
 

@@ -172,8 +172,8 @@ class SweepFolder:
 
 def _difference(stored: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]]) -> str:
     """Return the first difference between two plans; empty if there is none."""
-    stored_overrides = {cell["id"]: cell["overrides"] for cell in stored}
-    new_overrides = {cell["id"]: cell["overrides"] for cell in planned}
+    stored_overrides = _overrides_by_id(stored)
+    new_overrides = _overrides_by_id(planned)
     for name in [*stored_overrides, *new_overrides]:
         if name not in new_overrides:
             return f"the file no longer has its cell {name}"
@@ -185,3 +185,7 @@ def _difference(stored: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[s
             if old.get(key) != new.get(key):
                 return f"cell {name} had {key}={old.get(key)!r}, now {new.get(key)!r}"
     return ""
+
+
+def _overrides_by_id(cells: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {cell["id"]: cell["overrides"] for cell in cells}

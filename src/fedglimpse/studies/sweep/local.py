@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -25,7 +26,7 @@ def run_packs(
     progress: SweepProgress,
 ) -> None:
     """Run packs until all are done or `stop` says so; cells that are done are left out."""
-    queue = deque(folder.left(pack) for pack in packs)
+    queue = deque(map(folder.left, packs))
     while queue:
         pack = queue.popleft()
         if not pack:
@@ -52,7 +53,9 @@ def _run_pack(
     progress: SweepProgress,
 ) -> tuple[bool, str]:
     """Run one pack; return whether it was stopped, and what went wrong."""
-    runs = [(configs[cell.id], folder.of(cell)) for cell in pack]
+    runs: list[tuple[Config, Path | None]] = []
+    for cell in pack:
+        runs.append((configs[cell.id], folder.of(cell)))
     try:
         run_together(runs, resume=True, listener=progress, should_stop=stop.after_round)
     except Stopped:

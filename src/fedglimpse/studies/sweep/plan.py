@@ -214,7 +214,9 @@ def _by_name(file: Path, table: Table, kind: str) -> dict[str, Table]:
             raise UserError(f'{file}: every [[{kind}]] table needs a name, such as name = "a".')
         if name in tables:
             raise UserError(f"{file}: [[{kind}]] name = {name!r} comes twice: rename one.")
-        tables[name] = flatten({key: value for key, value in entry.items() if key != "name"})
+        keys = dict(entry)
+        del keys["name"]
+        tables[name] = flatten(keys)
     return tables
 
 

@@ -129,7 +129,7 @@ class SweepProgress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.show(now=True)
+        self.show(at_once=True)
         if self._live is not None:
             self._live.stop()
 
@@ -145,10 +145,10 @@ class SweepProgress:
 
     def round(self, records: Sequence[dict[str, Any]]) -> None:
         """A round of a pack has ended: one record for each of its cells that is still running."""
-        now = self._clock()
+        round_end = self._clock()
         group = self.status.work[self.status.running[0]].group
-        self.status.measured(group, len(records), now - self._last_round)
-        self._last_round = now
+        self.status.measured(group, len(records), round_end - self._last_round)
+        self._last_round = round_end
         number = min(record["round"] for record in records) + 1
         self.status.current_round = f"round {number} of {self._total_rounds}"
         self.show()
@@ -156,11 +156,11 @@ class SweepProgress:
     def end(self) -> None:
         """A pack has ended or was stopped."""
 
-    def show(self, now: bool = False) -> None:
+    def show(self, at_once: bool = False) -> None:
         """Show the status; plain lines only if none was printed a moment ago."""
         if self._live is not None:
             self._live.update(Text(self.status.text()))
-        elif self._plain_lines and (now or self._clock() - self._last_line >= LINE_SECONDS):
+        elif self._plain_lines and (at_once or self._clock() - self._last_line >= LINE_SECONDS):
             self._last_line = self._clock()
             print(self.status.text(), file=sys.stderr, flush=True)
 

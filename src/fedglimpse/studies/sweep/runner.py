@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,8 +96,8 @@ def run_sweep(
     left_out = len(chosen) - len(cells)
     if not cells:
         return SweepOutcome(0, 0, {}, reused=0, left_out=left_out, interrupted=False)
-    here = run_packs is local.run_packs
-    _check_cells(_unfinished(folder, cells, options.retry_failed), configs, Readiness(here=here))
+    readiness = Readiness(here=run_packs is local.run_packs)
+    _check_cells(_unfinished(folder, cells, options.retry_failed), configs, readiness)
     packs = make_packs(cells, configs, options.lanes)
     _check_disk(out, [configs[cell.id] for cell in folder.left(cells)], max(map(len, packs)))
     with writing(out):
@@ -119,8 +120,11 @@ def _chosen_cells(plan: Plan, configs: Mapping[str, Config], only: Sequence[str]
     matches = cell_filter(only)
     cells = [cell for cell in plan.cells if matches(cell, configs[cell.id])]
     if not cells:
-        variants = dict.fromkeys(cell.variant for cell in plan.cells)
-        settings = dict.fromkeys(cell.setting for cell in plan.cells)
+        variants: dict[str, None] = {}
+        settings: dict[str, None] = {}
+        for cell in plan.cells:
+            variants[cell.variant] = None
+            settings[cell.setting] = None
         raise UserError(
             f"--only {' '.join(only)} leaves no cell of the sweep: it has the variants "
             f"{', '.join(variants)} in the settings {'; '.join(settings)}.",
@@ -137,12 +141,12 @@ def _unfinished(folder: SweepFolder, cells: Sequence[Cell], with_failed: bool) -
 def _status(
     folder: SweepFolder, cells: Sequence[Cell], configs: Mapping[str, Config]
 ) -> SweepStatus:
-    states = [folder.state(cell) for cell in cells]
+    states: Counter[str] = Counter(map(folder.state, cells))
     work: dict[str, CellWork] = {}
     for cell in folder.left(cells):
         config = configs[cell.id]
         work[cell.id] = CellWork(config.data.name, config.rounds, folder.rounds_run(cell))
-    return SweepStatus(work, states.count("done"), states.count("failed"))
+    return SweepStatus(work, states["done"], states["failed"])
 
 
 def _outcome(
@@ -156,8 +160,8 @@ def _outcome(
             done += 1
         elif state == "failed":
             failed[cell.id] = folder.reason(cell)
-    left = len(cells) - done - len(failed)
-    return SweepOutcome(done, left, failed, reused, left_out, interrupted)
+    unfinished = len(cells) - done - len(failed)
+    return SweepOutcome(done, unfinished, failed, reused, left_out, interrupted)
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ class Stop:
         self._longest_start = 0.0
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Seconds left of the budget; None without one."""
         return None if self._deadline is None else self._deadline - self._clock()
 
@@ -53,20 +53,17 @@ class Stop:
         """Return whether another pack can begin; it counts as begun now."""
         self._pack_began = self._clock()
         self._last_round = None
-        return not self.asked and self._has_more_than(self._longest_start + RESERVE)
+        return not self.asked and not self._has_less_than(self._longest_start + RESERVE)
 
     def after_round(self) -> bool:
         """Return whether the round that has just ended must be the last."""
-        now = self._clock()
+        round_end = self._clock()
         if self._last_round is None:
-            self._longest_start = max(self._longest_start, now - self._pack_began)
+            self._longest_start = max(self._longest_start, round_end - self._pack_began)
         else:
-            self._longest_round = max(self._longest_round, now - self._last_round)
-        self._last_round = now
-        left = self.left
-        is_short = left is not None and left < 2 * self._longest_round + RESERVE
-        return self.asked or is_short
+            self._longest_round = max(self._longest_round, round_end - self._last_round)
+        self._last_round = round_end
+        return self.asked or self._has_less_than(2 * self._longest_round + RESERVE)
 
-    def _has_more_than(self, seconds: float) -> bool:
-        left = self.left
-        return left is None or left > seconds
+    def _has_less_than(self, seconds: float) -> bool:
+        return self.seconds_left is not None and self.seconds_left < seconds
