@@ -41,7 +41,7 @@ def test_a_run_is_compared_with_the_same_seed(tmp_path: Path) -> None:
     assert "| HAPT (recomputed), MS | fedavg | 1 | 81.0 | 79.5 | −1.5 | 2.0 |" in text
     assert "| glimpse | 1 | 81.0 | 77.0 | −4.0 | 2.0 |" in text
     assert "| dpp | 1 | 81.0 | 85.0 | +4.0 | 2.0 |" in text
-    assert "3 runs. Median distance between a run and itself played again: 4.00 points; " in text
+    assert "3 runs. Median distance between a run and its repetition: 4.00 points; " in text
     assert (
         "two seeds of one method in one setting: 1.00. Again minus stored, mean: −0.5 points"
         in text

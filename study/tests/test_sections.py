@@ -243,7 +243,7 @@ def test_runs_of_other_studies_are_not_missing(tmp_path: Path) -> None:
     assert all(
         c.facts == theirs[c.setting, c.variant.replace("identity table", "glimpse")] for c in lent
     )
-    assert "not played twice: 8 of `table1`." in section(stored)
+    assert "not repeated: 8 of `table1`." in section(stored)
 
 
 def test_a_run_of_its_own_comes_before_another_studys(tmp_path: Path) -> None:
@@ -301,8 +301,8 @@ def test_speed_counts_shared_runs_once_and_gpus_only(tmp_path: Path) -> None:
     again = store(on_a_gpu(table, 3.0), tmp_path / "b", "table1")  # the same runs, played again
     assert len(on_gpu([*stored.study.cells, *again.study.cells])) == 2 * len(table.cells)
     without = store(played("presets", lambda cell, config: Came(0.5)), tmp_path / "c", "presets")
-    assert speed([without]) == "No round was played on a GPU yet."
-    assert speed([]) == "No round was played on a GPU yet."
+    assert speed([without]) == "No round was run on a GPU yet."
+    assert speed([]) == "No round was run on a GPU yet."
 
 
 def test_the_committed_recipe_study_has_what_speed_needs() -> None:

@@ -1,4 +1,4 @@
-"""Claim by claim: what is said, what was measured, and a verdict by a rule.
+"""Every claim, what was measured, and a verdict by a rule.
 
 A rule is a function; the second paragraph of its docstring is the rule in one sentence, and that
 is what the page shows.
@@ -95,10 +95,10 @@ class Claim:
 def paper_claims(shelf: Shelf) -> Iterator[Claim]:
     """Return the paper's sentences, in the order of its figures."""
     for file, study in STUDY_OF.items():
-        for said in shelf.paper(file)["claims"]:
-            note = f" ({said['note']})" if "note" in said else ""
-            text, value = said["text"] + note, said.get("value")
-            yield Claim(text, said["source"], study, RULES[said["id"]], value)
+        for claim in shelf.paper(file)["claims"]:
+            note = f" ({claim['note']})" if "note" in claim else ""
+            rule = RULES[claim["id"]]
+            yield Claim(claim["text"] + note, claim["source"], study, rule, claim.get("value"))
 
 
 def own_claims(shelf: Shelf) -> Iterator[Claim]:
@@ -119,21 +119,23 @@ def rule_text(rule: Rule) -> str:
 
 
 def claims_table(shelf: Shelf) -> str:
-    """Return every claim with its verdict, and how many came out in which way."""
-    papers, ours = list(paper_claims(shelf)), list(own_claims(shelf))
-    findings = [claim.judged(shelf) for claim in [*papers, *ours]]
-    verdicts = [found.verdict for found in findings]
-    said = "; ".join(f"{v.value}: {verdicts.count(v)}" for v in Verdict)
-    lines = [
-        [str(number), claim.text, claim.where, found.measured, f"**{found.verdict.value}**"]
-        for number, (claim, found) in enumerate(zip([*papers, *ours], findings, strict=True), 1)
-    ]
+    """Return every claim with its verdict, and how many have which verdict."""
+    claims = all_claims(shelf)
+    verdicts: list[Verdict] = []
+    lines: list[list[str]] = []
+    for number, claim in enumerate(claims, 1):
+        finding = claim.judged(shelf)
+        verdicts.append(finding.verdict)
+        verdict = f"**{finding.verdict.value}**"
+        lines.append([str(number), claim.text, claim.where, finding.measured, verdict])
+    counts = "; ".join(f"{verdict.value}: {verdicts.count(verdict)}" for verdict in Verdict)
+    num_paper = len(list(paper_claims(shelf)))
     columns = ["where", "we measured", "verdict"]
     return paragraphs(
         [
-            f"{len(findings)} claims. {said}.",
-            table(["", "the paper says", *columns], lines[: len(papers)]),
-            table(["", "our files say", *columns], lines[len(papers) :]),
+            f"{len(claims)} claims. {counts}.",
+            table(["", "the paper says", *columns], lines[:num_paper]),
+            table(["", "our files say", *columns], lines[num_paper:]),
         ]
     )
 

@@ -11,10 +11,14 @@ from fedglimpse.studies.results import CellResult, Study
 from fedglimpse.studies.statistics.condense import thinned
 from reproduction.shelf import Stored
 
-WIDTH, HEIGHT, GAP, COLUMNS = 300, 190, 58, 2  # of a panel; the gap holds its labels
+WIDTH = 300  # of a panel
+HEIGHT = 190
+GAP = 58  # between panels; it holds their labels
+COLUMNS = 2
+LEGEND_COLUMNS = 5
 SPAN = 0.3  # accuracies shown below the highest
 POINTS = 60  # of a line
-COLOURS = {  # told apart by colour-blind readers; the other variants are grey
+COLOURS = {  # distinguishable by colour-blind readers; the other variants are grey
     "fedprox": "#56b4e9", "ha-edgeflow": "#e69f00", "fedawac": "#009e73", "f3ast": "#cc79a7",
     "glimpse": "#d55e00", "fedavg-window": "#000000",
 }  # fmt: skip
@@ -28,76 +32,103 @@ Line = list[tuple[int, float]]  # (round, accuracy)
 def curves(stored: Stored) -> str:
     """Return an SVG of the settings that have results, mean over the seeds that have finished."""
     study = stored.study
-    panels = {s: found for s in study.settings if (found := _lines(study, s))}
-    rows = -(-len(panels) // COLUMNS)
-    wide, high = COLUMNS * (WIDTH + GAP) + 10, rows * (HEIGHT + GAP) + 70
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" '
+    panels: dict[str, dict[str, Line]] = {}
+    for setting in study.settings:
+        lines = _lines(study, setting)
+        if lines:
+            panels[setting] = lines
+    num_rows = -(-len(panels) // COLUMNS)
+    width = COLUMNS * (WIDTH + GAP) + 10
+    height = num_rows * (HEIGHT + GAP) + 70
+    shapes = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="11">',
-        f'<rect width="{wide}" height="{high}" fill="white"/>',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
     for i, (setting, lines) in enumerate(panels.items()):
-        x, y = i % COLUMNS * (WIDTH + GAP) + 45, i // COLUMNS * (HEIGHT + GAP) + 25
-        parts.append(f'<g transform="translate({x} {y})">{_panel(setting, lines)}</g>')
-    parts.append(_legend(study.variants, rows * (HEIGHT + GAP) + 20))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        x = i % COLUMNS * (WIDTH + GAP) + 45
+        y = i // COLUMNS * (HEIGHT + GAP) + 25
+        shapes.append(f'<g transform="translate({x} {y})">{_panel(setting, lines)}</g>')
+    shapes.append(_legend(study.variants, num_rows * (HEIGHT + GAP) + 20))
+    return "\n".join([*shapes, "</svg>"]) + "\n"
 
 
 def _lines(study: Study, setting: str) -> dict[str, Line]:
-    found = {v: _mean(study.of(setting, v)) for v in study.variants}
-    return {variant: line for variant, line in found.items() if line}
+    lines: dict[str, Line] = {}
+    for variant in study.variants:
+        line = _mean(study.of(setting, variant))
+        if line:
+            lines[variant] = line
+    return lines
 
 
 def _mean(cells: Sequence[CellResult]) -> Line:
     """Average the trailing mean accuracy of finished seeds over the rounds that all scored."""
-    done = [c.facts.curve for c in cells if c.state == "finished" and c.facts is not None]
-    if not done:
+    seeds: list[dict[int, float]] = []  # round -> accuracy
+    for cell in cells:
+        if cell.state == "finished" and cell.facts is not None:
+            curve = cell.facts.curve
+            seeds.append(dict(zip(curve.rounds, curve.smooth, strict=True)))
+    if not seeds:
         return []
-    each = [dict(zip(curve.rounds, curve.smooth, strict=True)) for curve in done]
-    rounds = sorted(set.intersection(*map(set, each)))
-    kept = [rounds[i] for i in thinned(len(rounds), POINTS)]
-    return [(r, fmean(one[r] for one in each)) for r in kept]
+    rounds = sorted(set.intersection(*map(set, seeds)))
+    line: Line = []
+    for i in thinned(len(rounds), POINTS):
+        number = rounds[i]
+        line.append((number, fmean(seed[number] for seed in seeds)))
+    return line
 
 
 def _panel(setting: str, lines: dict[str, Line]) -> str:
-    top = max(a for line in lines.values() for _, a in line) + 0.01
-    last = max(r for line in lines.values() for r, _ in line)
-    low = max(0.0, top - SPAN)
+    accuracies: list[float] = []
+    last_round = 0
+    for line in lines.values():
+        for number, accuracy in line:
+            accuracies.append(accuracy)
+            last_round = max(last_round, number)
+    highest = max(accuracies) + 0.01
+    lowest = max(0.0, highest - SPAN)
 
-    def place(at: int, accuracy: float) -> str:
-        down = min(HEIGHT, HEIGHT * (top - accuracy) / (top - low))  # lower ones run on the floor
-        return f"{WIDTH * at / last:.1f},{down:.1f}"
+    def y_of(accuracy: float) -> float:
+        return HEIGHT * (highest - accuracy) / (highest - lowest)
 
-    parts = [f'<text x="0" y="-8" font-weight="bold">{escape(setting)}</text>']
-    for percent in range(5 * ceil(20 * low), floor(100 * top) + 1, 5):
-        down = HEIGHT * (top - percent / 100) / (top - low)
-        parts.append(f'<path d="M0 {down:.1f}H{WIDTH}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="-6" y="{down + 4:.1f}" text-anchor="end">{percent}</text>')
+    shapes = [f'<text x="0" y="-8" font-weight="bold">{escape(setting)}</text>']
+    for percent in range(5 * ceil(20 * lowest), floor(100 * highest) + 1, 5):
+        y = y_of(percent / 100)
+        shapes.append(f'<path d="M0 {y:.1f}H{WIDTH}" stroke="#e5e5e5"/>')
+        shapes.append(f'<text x="-6" y="{y + 4:.1f}" text-anchor="end">{percent}</text>')
     for share in (0, 0.5, 1):
-        parts.append(
+        shapes.append(
             f'<text x="{WIDTH * share:.0f}" y="{HEIGHT + 15}" text-anchor="middle">'
-            f"{round(last * share)}</text>"
+            f"{round(last_round * share)}</text>"
         )
-    parts.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999999"/>')
+    shapes.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999999"/>')
     for variant, line in sorted(lines.items(), key=lambda pair: pair[0] in BOLD):  # bold on top
-        points = " ".join(place(*point) for point in line)
-        parts.append(f'<polyline points="{points}" {_style(variant, list(lines))}/>')
-    return "\n".join(parts)
+        points: list[str] = []
+        for number, accuracy in line:
+            y = min(HEIGHT, y_of(accuracy))  # lower accuracies run along the bottom
+            points.append(f"{WIDTH * number / last_round:.1f},{y:.1f}")
+        style = _style(variant, list(lines))
+        shapes.append(f'<polyline points="{" ".join(points)}" {style}/>')
+    return "\n".join(shapes)
 
 
 def _style(variant: str, variants: Sequence[str]) -> str:
     if variant in COLOURS:
-        bold = 2.4 if variant in BOLD else 1.4
-        return f'fill="none" stroke="{COLOURS[variant]}" stroke-width="{bold}"'
-    place = [v for v in variants if v not in COLOURS].index(variant)
-    dash = f' stroke-dasharray="{DASHES[place % 4]}"' if DASHES[place % 4] else ""
-    return f'fill="none" stroke="{GREY[place % 2]}" stroke-width="1.2"{dash}'
+        stroke = 2.4 if variant in BOLD else 1.4
+        return f'fill="none" stroke="{COLOURS[variant]}" stroke-width="{stroke}"'
+    grey_variants = [name for name in variants if name not in COLOURS]
+    position = grey_variants.index(variant)
+    dashes = DASHES[position % len(DASHES)]
+    dash = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'fill="none" stroke="{GREY[position % len(GREY)]}" stroke-width="1.2"{dash}'
 
 
-def _legend(variants: Sequence[str], y: int) -> str:
-    parts = []
+def _legend(variants: Sequence[str], top: int) -> str:
+    shapes: list[str] = []
     for i, variant in enumerate(variants):
-        x, down = 45 + i % 5 * 138, y + i // 5 * 20
-        parts.append(f'<path d="M{x} {down}h24" {_style(variant, variants)}/>')
-        parts.append(f'<text x="{x + 30}" y="{down + 4}">{escape(variant)}</text>')
-    return "\n".join(parts)
+        x = 45 + i % LEGEND_COLUMNS * 138
+        y = top + i // LEGEND_COLUMNS * 20
+        shapes.append(f'<path d="M{x} {y}h24" {_style(variant, variants)}/>')
+        shapes.append(f'<text x="{x + 30}" y="{y + 4}">{escape(variant)}</text>')
+    return "\n".join(shapes)

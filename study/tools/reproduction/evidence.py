@@ -1,8 +1,7 @@
 """Reading a stored study for a claim: values of cells, and differences between groups of them.
 
 Two arms, each a variant in a setting, are compared seed by seed, and several such pairs of arms
-are pooled (`pooling.py`). Where a pair has no seed, cells are not run yet, and so is the whole
-comparison.
+are pooled (`pooling.py`). If one pair has no seed in common, the whole comparison is not run yet.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from fedglimpse.studies.statistics.condense import Facts
 from reproduction.pooling import Pooled, Values, pool
 
 OURS = "glimpse"
-STAND_INS = {"hapt": "har"}  # data that is run in place of the paper's
-Arm = tuple[str, str | None]  # setting, variant; None: not known yet
+STAND_INS = {"hapt": "har"}  # data that is run instead of the paper's
+Arm = tuple[str, str | None]  # setting, variant; None: the strongest baseline is not known yet
 
 
 @dataclass(frozen=True)
@@ -49,14 +48,23 @@ class Evidence:
         """Return the data of a setting."""
         return str(self.config(setting)["data.name"])
 
-    def where(self, **keys: str) -> list[str]:
+    def where(
+        self,
+        partition: str | None = None,
+        data: str | None = None,
+        visibility: str | None = None,
+    ) -> list[str]:
         """Return settings by partition, data or visibility."""
-        full = {"partition": "data.partition", "data": "data.name", "visibility": "visibility.kind"}
-        return [
-            s
-            for s in self.study.settings
-            if all(self.config(s)[full[k]] == v for k, v in keys.items())
-        ]
+        settings: list[str] = []
+        for setting in self.study.settings:
+            config = self.config(setting)
+            if (
+                partition in (None, config["data.partition"])
+                and data in (None, config["data.name"])
+                and visibility in (None, config["visibility.kind"])
+            ):
+                settings.append(setting)
+        return settings
 
     def images(self) -> list[str]:
         """Return the settings whose data is dealt out by Dirichlet or label skew."""
@@ -66,8 +74,8 @@ class Evidence:
         """Return the published figures of a setting; nothing where the paper has none."""
         config = self.config(setting)
         run = {**config, "data.name": STAND_INS.get(config["data.name"], config["data.name"])}
-        for name, known in self.table["settings"].items():
-            if all(run.get(key) == value for key, value in known["match"].items()):
+        for name, published in self.table["settings"].items():
+            if published["match"].items() <= run.items():
                 return dict(self.table["accuracy"][name])
         return {}
 
@@ -76,8 +84,8 @@ class Evidence:
         figures = self.published(setting)
         if not figures:
             return None
-        others = [figure[0] for method, figure in figures.items() if method != OURS]
-        return float(figures[OURS][0] - max(others)) / 100
+        baselines = [figure[0] for method, figure in figures.items() if method != OURS]
+        return float(figures[OURS][0] - max(baselines)) / 100
 
     def claimed(self, name: str) -> float:
         """Return the number of another claim on the published table, as a share of one."""
@@ -86,10 +94,13 @@ class Evidence:
 
     def strongest(self, setting: str) -> str | None:
         """Return the baseline with the highest mean accuracy; None until all have a seed."""
-        means = {b: final(self, (setting, b)) for b in self.baselines}
-        if not all(means.values()):
-            return None
-        return max(means, key=lambda b: fmean(means[b].values()))
+        means: dict[str, float] = {}
+        for baseline in self.baselines:
+            accuracies = final(self, (setting, baseline))
+            if not accuracies:
+                return None
+            means[baseline] = fmean(accuracies.values())
+        return max(means, key=means.__getitem__)
 
 
 Measure = Callable[[Evidence, Arm], Values]
@@ -97,12 +108,12 @@ Measure = Callable[[Evidence, Arm], Values]
 
 def _facts(evidence: Evidence, arm: Arm, read: Callable[[Facts], float | None]) -> Values:
     setting, variant = arm
-    found = {}
+    values: Values = {}
     for cell in evidence.study.of(setting, variant or ""):
         value = read(cell.facts) if cell.state == "finished" and cell.facts is not None else None
         if value is not None:
-            found[cell.seed] = value
-    return found
+            values[cell.seed] = value
+    return values
 
 
 def final(evidence: Evidence, arm: Arm) -> Values:
@@ -138,14 +149,22 @@ def deviation(evidence: Evidence, arm: Arm) -> Values:
     values = final(evidence, arm)
     if len(values) < 3:
         return {}
-    middle = fmean(values.values())
-    return {seed: abs(value - middle) for seed, value in values.items()}
+    mean = fmean(values.values())
+    return {seed: abs(value - mean) for seed, value in values.items()}
 
 
 def gain(evidence: Evidence, arm: Arm) -> Values:
     """Accuracy minus that of the setting's strongest baseline."""
-    theirs = final(evidence, (arm[0], evidence.strongest(arm[0])))
-    return {s: value - theirs[s] for s, value in final(evidence, arm).items() if s in theirs}
+    setting, _ = arm
+    return minus(final(evidence, arm), final(evidence, (setting, evidence.strongest(setting))))
+
+
+def minus(values: Values, subtracted: Values, margin: float = 0.0) -> Values:
+    """Return the differences, minus a margin, of the seeds that both have."""
+    differences: Values = {}
+    for seed in values.keys() & subtracted.keys():
+        differences[seed] = values[seed] - subtracted[seed] - margin
+    return differences
 
 
 def contrast(
@@ -154,26 +173,43 @@ def contrast(
     measure: Measure = final,
     margin: float = 0.0,
 ) -> Pooled | None:
-    """Return first arms minus second arms minus margin, pooled; None where cells are missing."""
+    """Return first arms minus second arms minus margin, pooled; None if cells are missing."""
     groups: dict[str, list[Values]] = {}
     for first, second in pairs:
-        a, b = measure(evidence, first), measure(evidence, second)
-        gaps = {seed: a[seed] - b[seed] - margin for seed in a.keys() & b.keys()}
-        groups.setdefault(evidence.data(first[0]), []).append(gaps)
+        differences = minus(measure(evidence, first), measure(evidence, second), margin)
+        groups.setdefault(evidence.data(first[0]), []).append(differences)
     return pool(groups)
 
 
 def above_level(evidence: Evidence, arm: Arm, level: float) -> Pooled | None:
-    """Return an arm's accuracy minus a fixed level; None where it has no seed."""
+    """Return an arm's accuracy minus a fixed level; None if it has no seed."""
     values = final(evidence, arm)
-    return pool({evidence.data(arm[0]): [{s: v - level for s, v in values.items()}]})
+    differences = {seed: value - level for seed, value in values.items()}
+    return pool({evidence.data(arm[0]): [differences]})
+
+
+def in_every_setting(
+    evidence: Evidence,
+    variant: str,
+    other: str,
+    measure: Measure = final,
+    margin: float = 0.0,
+    settings: Sequence[str] | None = None,
+) -> Pooled | None:
+    """Return a variant minus another one, pooled over settings; by default over all of them."""
+    pairs: list[tuple[Arm, Arm]] = []
+    for setting in evidence.study.settings if settings is None else settings:
+        pairs.append(((setting, variant), (setting, other)))
+    return contrast(evidence, pairs, measure, margin)
 
 
 def over_strongest(
     evidence: Evidence, settings: Sequence[str], margin: float = 0.0
 ) -> Pooled | None:
     """Return our method minus the strongest baseline of each setting, pooled over settings."""
-    pairs = [((s, OURS), (s, evidence.strongest(s))) for s in settings]
+    pairs: list[tuple[Arm, Arm]] = []
+    for setting in settings:
+        pairs.append(((setting, OURS), (setting, evidence.strongest(setting))))
     return contrast(evidence, pairs, final, margin)
 
 
@@ -181,17 +217,21 @@ def over_each_baseline(
     evidence: Evidence, settings: Sequence[str], measure: Measure = final, margin: float = 0.0
 ) -> dict[str, Pooled | None]:
     """Return our method minus each baseline, pooled over settings."""
-    return {
-        b: contrast(evidence, [((s, OURS), (s, b)) for s in settings], measure, margin)
-        for b in evidence.baselines
-    }
+    differences: dict[str, Pooled | None] = {}
+    for baseline in evidence.baselines:
+        differences[baseline] = in_every_setting(
+            evidence, OURS, baseline, measure, margin, settings
+        )
+    return differences
 
 
 def under_each_baseline(
     evidence: Evidence, settings: Sequence[str], measure: Measure
 ) -> dict[str, Pooled | None]:
     """Return each baseline minus our method, pooled over settings: above zero, ours is lower."""
-    return {
-        b: contrast(evidence, [((s, b), (s, OURS)) for s in settings], measure)
-        for b in evidence.baselines
-    }
+    differences: dict[str, Pooled | None] = {}
+    for baseline in evidence.baselines:
+        differences[baseline] = in_every_setting(
+            evidence, baseline, OURS, measure, settings=settings
+        )
+    return differences

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; a bar within a cell is escaped."""
-    lines = [_line(head), "|---" * len(head) + "|", *(_line(row) for row in rows)]
+    lines = [_line(header), "|---" * len(header) + "|", *map(_line, rows)]
     return "\n".join(lines)
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
-def folded(title: str, parts: Iterable[str]) -> str:
-    """Return parts that open when their title is clicked."""
-    inner = "\n\n".join(part for part in parts if part)
-    return f"<details><summary>{title}</summary>\n\n{inner}\n\n</details>"
+def folded(title: str, texts: Iterable[str]) -> str:
+    """Return texts that open when their title is clicked."""
+    return f"<details><summary>{title}</summary>\n\n{paragraphs(texts)}\n\n</details>"
 
 
-def paragraphs(parts: Iterable[str]) -> str:
-    """Return the parts that say something, an empty line between them."""
-    return "\n\n".join(part for part in parts if part)
+def paragraphs(texts: Iterable[str]) -> str:
+    """Return the texts that are not empty, an empty line between them."""
+    return "\n\n".join(filter(None, texts))

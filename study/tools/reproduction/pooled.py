@@ -1,17 +1,26 @@
 """All settings of a study together: every variant minus the control, seed by seed.
 
 One setting has few seeds, and its differences are corrected over the whole report. Pooled, the
-luck of single settings averages out. Of each data set the largest block of settings and seeds that
-is whole counts, if it has two seeds: one seed shows no noise.
+luck of single settings averages out. Of each data set the largest block of settings and seeds
+without a gap counts, if it has two seeds: one seed shows no noise.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from fedglimpse.studies.report.numbers import interval
 from fedglimpse.studies.results import Study
-from reproduction.evidence import Evidence, Measure, contrast, early, final, proxy, swing
+from reproduction.evidence import (
+    Evidence,
+    Measure,
+    early,
+    final,
+    in_every_setting,
+    proxy,
+    swing,
+)
 from reproduction.markdown import paragraphs, table
 from reproduction.pooling import Pooled, shared
 from reproduction.shelf import Stored
@@ -30,64 +39,76 @@ MATCHED = {  # study -> a second control, and the variants that like it do not a
 
 
 def pooled(stored: Stored) -> str:
-    """Return each variant minus the control; nothing where there is no control or one setting."""
-    control, study = stored.results.control, stored.study
+    """Return each variant minus the control; empty if there is no control or one setting."""
+    control = stored.results.control
+    study = stored.study
     if control is None or len(study.settings) < 2:
         return ""
     variants = [variant for variant in study.variants if variant != control]
-    parts = [f"Settings together, minus `{control}`:", *_tables(study, variants, control)]
+    texts = [f"Settings together, minus `{control}`:", *_tables(study, variants, control)]
     if stored.name in MATCHED:
-        second, others = MATCHED[stored.name]
-        title = f"Those that do not average over time, minus `{second}`, which does not either:"
-        parts += [title, *_tables(study, list(others), second)]
-    return paragraphs([*parts, *_without_seeds_that_tuned(stored, variants, control)])
+        second_control, matched = MATCHED[stored.name]
+        texts.append(
+            f"Those that do not average over time, minus `{second_control}`, which does not either:"
+        )
+        texts += _tables(study, matched, second_control)
+    return paragraphs([*texts, *_without_tuning_seeds(stored, variants, control)])
 
 
-def _tables(study: Study, variants: list[str], control: str) -> list[str]:
-    """Return the table, and that without data of two seeds, whose noise would cover the others'."""
-    evidence, seeds = Evidence(study, {}), dict[str, set[int]]()
+def _tables(study: Study, variants: Sequence[str], control: str) -> list[str]:
+    """Return the table, and that without data of two seeds, whose noise would hide the others'."""
+    evidence = Evidence(study, {})
+    seeds_of: dict[str, set[int]] = {}
     for cell in study.cells:
         if cell.state == "finished":
-            seeds.setdefault(evidence.data(cell.setting), set()).add(cell.seed)
-    counts = {data: len(some) for data, some in seeds.items()}
-    tables = [_table(study, variants, control)]
-    if 2 in counts.values() and max(counts.values()) > 2:
-        few = [data for data, count in counts.items() if count <= 2]
-        cells = [cell for cell in study.cells if evidence.data(cell.setting) not in few]
-        rest = _table(dataclasses.replace(study, cells=cells), variants, control)
-        if rest != tables[0]:
-            tables += [f"The same without {', '.join(few)}, of which two seeds were run:", rest]
-    return tables
+            seeds_of.setdefault(evidence.data(cell.setting), set()).add(cell.seed)
+    counts = [len(seeds) for seeds in seeds_of.values()]
+    full = _table(study, variants, control)
+    if 2 not in counts or max(counts) <= 2:
+        return [full]
+    few = [data for data, seeds in seeds_of.items() if len(seeds) <= 2]
+    cells = [cell for cell in study.cells if evidence.data(cell.setting) not in few]
+    without_few = _table(dataclasses.replace(study, cells=cells), variants, control)
+    if without_few == full:
+        return [full]
+    title = f"The same without {', '.join(few)}, of which two seeds were run:"
+    return [full, title, without_few]
 
 
-def _without_seeds_that_tuned(stored: Stored, variants: list[str], control: str) -> list[str]:
-    """Show what is left without the seeds that chose the recipe, or say that nothing is."""
+def _without_tuning_seeds(stored: Stored, variants: Sequence[str], control: str) -> list[str]:
+    """Return the table without the seeds that chose the recipe, or say why there is none."""
     if not stored.tuned_on:
         return []
-    study, seeds = stored.study, " and ".join(map(str, sorted(stored.tuned_on)))
-    rest = [cell for cell in study.cells if cell.seed not in stored.tuned_on]
-    if len({cell.seed for cell in rest}) < 2:
+    seeds = " and ".join(map(str, sorted(stored.tuned_on)))
+    cells = [cell for cell in stored.study.cells if cell.seed not in stored.tuned_on]
+    study = dataclasses.replace(stored.study, cells=cells)
+    if len(study.seeds) < 2:
         return [
             f"By seeds {seeds} the recipe was chosen too, among runs of `fedavg` and on the proxy "
             "score; without them one seed would be left."
         ]
     return [
         f"Settings together, minus `{control}`, without seeds {seeds}, which chose the recipe:",
-        _table(dataclasses.replace(study, cells=rest), variants, control),
+        _table(study, variants, control),
     ]
 
 
-def _table(study: Study, variants: list[str], control: str) -> str:
+def _table(study: Study, variants: Sequence[str], control: str) -> str:
     evidence = Evidence(study, {})
-    columns = [_column(evidence, variants, control, measure) for measure in MEASURES.values()]
-    rows = [[v, *cells] for v, *cells in zip(variants, *columns, strict=True)]
-    return table(["variant", *MEASURES], rows)
+    columns: list[Sequence[str]] = [variants]
+    for measure in MEASURES.values():
+        columns.append(_column(evidence, variants, control, measure))
+    return table(["variant", *MEASURES], zip(*columns, strict=True))
 
 
-def _column(evidence: Evidence, variants: list[str], control: str, measure: Measure) -> list[str]:
+def _column(
+    evidence: Evidence, variants: Sequence[str], control: str, measure: Measure
+) -> list[str]:
     differences = [_difference(evidence, variant, control, measure) for variant in variants]
-    real = above_zero(differences)
-    return [_cell(d, verdict) for d, verdict in zip(differences, real, strict=True)]
+    cells: list[str] = []
+    for difference, verdict in zip(differences, above_zero(differences), strict=True):
+        cells.append(_cell(difference, verdict))
+    return cells
 
 
 def _cell(difference: Pooled | None, verdict: Verdict) -> str:
@@ -98,21 +119,33 @@ def _cell(difference: Pooled | None, verdict: Verdict) -> str:
 
 
 def _difference(evidence: Evidence, variant: str, control: str, measure: Measure) -> Pooled | None:
-    """Pool the largest block of each data set; data with one seed only where all have one."""
-    found: dict[str, dict[str, set[int]]] = {}  # data -> setting -> seeds
-    for s in evidence.study.settings:
-        seeds = measure(evidence, (s, variant)).keys() & measure(evidence, (s, control)).keys()
+    """Pool the largest block of each data set; data with one seed only if all have one."""
+    seeds_of: dict[str, dict[str, set[int]]] = {}  # data -> setting -> seeds
+    for setting in evidence.study.settings:
+        values = measure(evidence, (setting, variant))
+        seeds = values.keys() & measure(evidence, (setting, control)).keys()
         if seeds:
-            found.setdefault(evidence.data(s), {})[s] = set(seeds)
-    blocks = [_largest_block(seeds) for seeds in found.values()]
-    if any(count > 1 for _, count in blocks):
-        blocks = [(block, count) for block, count in blocks if count > 1]
-    settings = [s for block, _ in blocks for s in block]
-    return contrast(evidence, [((s, variant), (s, control)) for s in settings], measure)
+            seeds_of.setdefault(evidence.data(setting), {})[setting] = set(seeds)
+    blocks = list(map(_largest_block, seeds_of.values()))
+    several_seeds = [(settings, seeds) for settings, seeds in blocks if seeds > 1]
+    chosen: list[str] = []
+    for settings, _ in several_seeds or blocks:
+        chosen += settings
+    return in_every_setting(evidence, variant, control, measure, settings=chosen)
 
 
-def _largest_block(seeds: dict[str, set[int]]) -> tuple[list[str], int]:
-    """Return the settings of the largest whole block, of two seeds if any is, and its seeds."""
-    blocks = [[s for s in seeds if seeds[s] >= some] for some in seeds.values()]
-    counted = [(block, len(shared([seeds[s] for s in block]))) for block in blocks]
-    return max(counted, key=lambda one: (one[1] > 1, len(one[0]) * one[1], len(one[0])))
+def _largest_block(seeds_of: Mapping[str, set[int]]) -> tuple[list[str], int]:
+    """Return the settings of the largest block without a gap, and how many seeds it has.
+
+    A block of two seeds or more is preferred.
+    """
+    largest: tuple[list[str], int] = ([], 0)
+    largest_size = (False, 0, 0)
+    for seeds in seeds_of.values():
+        settings = [setting for setting in seeds_of if seeds_of[setting] >= seeds]
+        count = len(shared([seeds_of[setting] for setting in settings]))
+        size = (count > 1, len(settings) * count, len(settings))
+        if size > largest_size:
+            largest = (settings, count)
+            largest_size = size
+    return largest

@@ -1,7 +1,8 @@
-"""The recipe study: what the proxy set says of each local recipe, and which one `tuned` takes."""
+"""The recipe study: the proxy score of each local recipe, and the one that `tuned` takes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import mean
 
 from fedglimpse.studies.results import Study
@@ -17,42 +18,51 @@ RULE = (
 
 def recipe_table(study: Study) -> str:
     """Return accuracy on the test set and score on the proxy set, and what the rule decides."""
-    head = [text for setting in study.settings for text in (f"{setting}: test %", "proxy")]
-    rows = []
+    header = ["recipe"]
+    for setting in study.settings:
+        header += [f"{setting}: test %", "proxy"]
+    rows: list[list[str]] = []
     for variant in study.variants:
         row = [variant]
         for setting in study.settings:
-            facts = _facts(study, setting, variant)
-            row += (
-                ["not run yet", ""] if facts is None else [_accuracy(facts), f"{_proxy(facts):.3f}"]
-            )
+            facts = _facts_of_all_seeds(study, setting, variant)
+            if facts is None:
+                row += ["not run yet", ""]
+            else:
+                row += [_accuracy(facts), f"{_proxy_score(facts):.3f}"]
         rows.append(row)
-    chosen = chosen_recipe(study)
-    said = "not decided yet, for cells are missing" if chosen is None else f"**{chosen}**"
-    return paragraphs([table(["recipe", *head], rows), f"{RULE} By it: {said}."])
+    recipe = chosen_recipe(study)
+    decision = "not decided yet, for cells are missing" if recipe is None else f"**{recipe}**"
+    return paragraphs([table(header, rows), f"{RULE} By it: {decision}."])
 
 
 def chosen_recipe(study: Study) -> str | None:
     """Return the variant with the highest mean proxy score; None while a cell is missing."""
-    scores: dict[str, float] = {}
+    mean_scores: dict[str, float] = {}
     for variant in study.variants:
-        found = [_facts(study, setting, variant) for setting in study.settings]
-        if None in found:
+        scores: list[float] = []
+        for setting in study.settings:
+            facts = _facts_of_all_seeds(study, setting, variant)
+            if facts is None:
+                return None
+            scores.append(_proxy_score(facts))
+        mean_scores[variant] = mean(scores)
+    return max(mean_scores, key=mean_scores.__getitem__)
+
+
+def _facts_of_all_seeds(study: Study, setting: str, variant: str) -> list[Facts] | None:
+    """Return what is stored of every seed; None if one has not finished."""
+    facts: list[Facts] = []
+    for cell in study.of(setting, variant):
+        if cell.state != "finished" or cell.facts is None:
             return None
-        scores[variant] = mean(_proxy(facts) for facts in found if facts is not None)
-    return max(scores, key=scores.__getitem__)
+        facts.append(cell.facts)
+    return facts or None
 
 
-def _facts(study: Study, setting: str, variant: str) -> list[Facts] | None:
-    """Return what is known of all seeds; None where one has not finished."""
-    cells = study.of(setting, variant)
-    facts = [c.facts for c in cells if c.state == "finished" and c.facts is not None]
-    return facts if facts and len(facts) == len(cells) else None
+def _accuracy(seeds: Sequence[Facts]) -> str:
+    return f"{100 * mean(facts.accuracy or 0.0 for facts in seeds):.1f}"
 
 
-def _accuracy(facts: list[Facts]) -> str:
-    return f"{100 * mean(f.accuracy or 0.0 for f in facts):.1f}"
-
-
-def _proxy(facts: list[Facts]) -> float:
-    return mean(f.reward or 0.0 for f in facts)
+def _proxy_score(seeds: Sequence[Facts]) -> float:
+    return mean(facts.reward or 0.0 for facts in seeds)

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from reproduction.evidence import OURS, Arm, Evidence, contrast, swing, whole
+from reproduction.evidence import (
+    OURS,
+    Arm,
+    Evidence,
+    contrast,
+    in_every_setting,
+    swing,
+    whole,
+)
+from reproduction.pooling import Pooled
 from reproduction.verdict import Finding, Verdict, above_zero, all_of, points, smallest
 
 NOTICEABLE = 0.01  # a gain below one point is called "not noticeable"; the paper gives no number
-WITH_IDENTITY, WITHOUT_IDENTITY = "identity table", "without identity"
+WITH_IDENTITY = "identity table"
+WITHOUT_IDENTITY = "without identity"
 Pairs = list[tuple[Arm, Arm]]
 
 
 def _lengths(evidence: Evidence) -> dict[int, str]:
     """Return H -> the variant that changes H and nothing else."""
-    found = {}
+    variants: dict[int, str] = {}
     for cell in evidence.study.cells:
         history = int(cell.config["agent.history"])
         if cell.variant == f"H={history}":
-            found[history] = cell.variant
-    return dict(sorted(found.items()))
+            variants[history] = cell.variant
+    return dict(sorted(variants.items()))
 
 
-def _everywhere(evidence: Evidence, first: str, second: str) -> Pairs:
-    return [((s, first), (s, second)) for s in evidence.study.settings]
+def _by_setting(evidence: Evidence, variant: str, other: str) -> list[Pooled | None]:
+    """Return the difference of two variants in each setting alone."""
+    differences: list[Pooled | None] = []
+    for setting in evidence.study.settings:
+        differences.append(in_every_setting(evidence, variant, other, settings=[setting]))
+    return differences
+
+
+def _losses(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts that speak against "no difference is a loss"; open ones do not."""
+    return [v for v in verdicts if v in (Verdict.FAILS, Verdict.NOT_RUN)]
 
 
 def shortest_context_is_worst(evidence: Evidence) -> Finding:
@@ -35,8 +54,10 @@ def shortest_context_is_worst(evidence: Evidence) -> Finding:
     is significantly below it, otherwise inconclusive.
     """
     shortest, *longer = _lengths(evidence).values()
-    found = {h: contrast(evidence, _everywhere(evidence, h, shortest)) for h in longer}
-    return Finding(all_of(above_zero(list(found.values()))), smallest(found))
+    differences: dict[str, Pooled | None] = {}
+    for variant in longer:
+        differences[variant] = in_every_setting(evidence, variant, shortest)
+    return Finding(all_of(above_zero(list(differences.values()))), smallest(differences))
 
 
 def longer_context_helps(evidence: Evidence) -> Finding:
@@ -48,11 +69,11 @@ def longer_context_helps(evidence: Evidence) -> Finding:
     """
     limit = int(evidence.value or 0)
     useful = [name for h, name in _lengths(evidence).items() if h <= limit]
-    whole_way = contrast(evidence, _everywhere(evidence, useful[-1], useful[0]))
-    steps = [contrast(evidence, _everywhere(evidence, b, a)) for a, b in pairwise(useful)]
-    end, *rest = above_zero([whole_way, *steps])
-    lost = [v for v in rest if v in (Verdict.FAILS, Verdict.NOT_RUN)]
-    return Finding(all_of([end, *lost]), f"{useful[0]} to {useful[-1]}: {points(whole_way)}")
+    total = in_every_setting(evidence, useful[-1], useful[0])
+    steps = [in_every_setting(evidence, longer, shorter) for shorter, longer in pairwise(useful)]
+    verdict, *step_verdicts = above_zero([total, *steps])
+    measured = f"{useful[0]} to {useful[-1]}: {points(total)}"
+    return Finding(all_of([verdict, *_losses(step_verdicts)]), measured)
 
 
 def context_saturates(evidence: Evidence) -> Finding:
@@ -64,12 +85,12 @@ def context_saturates(evidence: Evidence) -> Finding:
     """
     limit = int(evidence.value or 0)
     lengths = _lengths(evidence)
-    useful, longest = max(h for h in lengths if h <= limit), max(lengths)
-    there = _everywhere(evidence, lengths[longest], lengths[useful])
-    back = [(b, a) for a, b in there]
-    found = contrast(evidence, there)
-    verdict = above_zero([contrast(evidence, back, margin=-NOTICEABLE)])[0]
-    return Finding(verdict, f"{lengths[useful]} to {lengths[longest]}: {points(found)}")
+    useful = max(h for h in lengths if h <= limit)
+    longest = max(lengths)
+    gain = in_every_setting(evidence, lengths[longest], lengths[useful])
+    shortfall = in_every_setting(evidence, lengths[useful], lengths[longest], margin=-NOTICEABLE)
+    verdict = above_zero([shortfall])[0]
+    return Finding(verdict, f"{lengths[useful]} to {lengths[longest]}: {points(gain)}")
 
 
 Config = Mapping[str, Any]
@@ -91,7 +112,8 @@ def _neighbours(
     pairs: Pairs = []
     for group in groups.values():
         ordered = sorted(group, key=lambda s: size(evidence.config(s)))
-        pairs += [((b, OURS), (a, OURS)) for a, b in pairwise(ordered)]
+        for smaller, larger in pairwise(ordered):
+            pairs.append(((larger, OURS), (smaller, OURS)))
     return pairs
 
 
@@ -130,8 +152,8 @@ def more_visible_clients_help(evidence: Evidence) -> Finding:
     """
     mobile = contrast(evidence, _larger_clusters(evidence))
     random = contrast(evidence, _larger_p(evidence))
-    said = f"larger clusters {points(mobile)}; larger p {points(random)}"
-    return Finding(all_of(above_zero([mobile, random])), said)
+    measured = f"larger clusters {points(mobile)}; larger p {points(random)}"
+    return Finding(all_of(above_zero([mobile, random])), measured)
 
 
 def larger_share_helps(evidence: Evidence) -> Finding:
@@ -141,8 +163,8 @@ def larger_share_helps(evidence: Evidence) -> Finding:
     pooled over settings, does not hold if it is significantly less accurate, otherwise
     inconclusive.
     """
-    found = contrast(evidence, _larger_k(evidence))
-    return Finding(above_zero([found])[0], points(found))
+    difference = contrast(evidence, _larger_k(evidence))
+    return Finding(above_zero([difference])[0], points(difference))
 
 
 def gains_look_alike(evidence: Evidence) -> Finding:
@@ -152,14 +174,15 @@ def gains_look_alike(evidence: Evidence) -> Finding:
     each partition, does not hold if one of these six effects is a significant loss, otherwise
     inconclusive.
     """
-    found = {}
-    for partition in dict.fromkeys(
-        evidence.config(s)["data.partition"] for s in evidence.study.settings
-    ):
-        found[f"clusters, {partition}"] = contrast(evidence, _larger_clusters(evidence, partition))
-        found[f"p, {partition}"] = contrast(evidence, _larger_p(evidence, partition))
-        found[f"K, {partition}"] = contrast(evidence, _larger_k(evidence, partition))
-    return Finding(all_of(above_zero(list(found.values()))), smallest(found))
+    partitions: dict[str, None] = {}
+    for setting in evidence.study.settings:
+        partitions[evidence.config(setting)["data.partition"]] = None
+    gains: dict[str, Pooled | None] = {}
+    for partition in partitions:
+        gains[f"clusters, {partition}"] = contrast(evidence, _larger_clusters(evidence, partition))
+        gains[f"p, {partition}"] = contrast(evidence, _larger_p(evidence, partition))
+        gains[f"K, {partition}"] = contrast(evidence, _larger_k(evidence, partition))
+    return Finding(all_of(above_zero(list(gains.values()))), smallest(gains))
 
 
 def consistent_over_visibility(evidence: Evidence) -> Finding:
@@ -170,13 +193,11 @@ def consistent_over_visibility(evidence: Evidence) -> Finding:
     significantly below in one setting or pooled, otherwise inconclusive.
     """
     control = str(evidence.study.control)
-    pairs = _everywhere(evidence, OURS, control)
-    pooled = contrast(evidence, pairs)
-    whole_gain, *each = above_zero([pooled, *(contrast(evidence, [pair]) for pair in pairs)])
-    lost = [v for v in each if v in (Verdict.FAILS, Verdict.NOT_RUN)]
-    below = each.count(Verdict.FAILS)
-    said = f"{points(pooled)} over {control}; significantly below in {below} settings"
-    return Finding(all_of([whole_gain, *lost]), said)
+    pooled = in_every_setting(evidence, OURS, control)
+    verdict, *by_setting = above_zero([pooled, *_by_setting(evidence, OURS, control)])
+    below = by_setting.count(Verdict.FAILS)
+    measured = f"{points(pooled)} over {control}; significantly below in {below} settings"
+    return Finding(all_of([verdict, *_losses(by_setting)]), measured)
 
 
 def identity_helps_throughout(evidence: Evidence) -> Finding:
@@ -187,13 +208,12 @@ def identity_helps_throughout(evidence: Evidence) -> Finding:
     lower in no setting, does not hold if one of these goes significantly the other way, otherwise
     inconclusive.
     """
-    pairs = _everywhere(evidence, WITH_IDENTITY, WITHOUT_IDENTITY)
-    end, curve = contrast(evidence, pairs), contrast(evidence, pairs, whole)
-    each = [contrast(evidence, [pair]) for pair in pairs]
-    higher, throughout, *one_by_one = above_zero([end, curve, *each])
-    lost = [v for v in one_by_one if v in (Verdict.FAILS, Verdict.NOT_RUN)]
-    said = f"final {points(end)}; whole training {points(curve)}"
-    return Finding(all_of([higher, throughout, *lost]), said)
+    at_end = in_every_setting(evidence, WITH_IDENTITY, WITHOUT_IDENTITY)
+    throughout = in_every_setting(evidence, WITH_IDENTITY, WITHOUT_IDENTITY, whole)
+    gaps = _by_setting(evidence, WITH_IDENTITY, WITHOUT_IDENTITY)
+    end_verdict, whole_verdict, *by_setting = above_zero([at_end, throughout, *gaps])
+    measured = f"final {points(at_end)}; whole training {points(throughout)}"
+    return Finding(all_of([end_verdict, whole_verdict, *_losses(by_setting)]), measured)
 
 
 def identity_steadies_under_dirichlet(evidence: Evidence) -> Finding:
@@ -205,6 +225,7 @@ def identity_steadies_under_dirichlet(evidence: Evidence) -> Finding:
     over seeds.
     """
     settings = evidence.where(partition="dirichlet")
-    pairs: Pairs = [((s, WITHOUT_IDENTITY), (s, WITH_IDENTITY)) for s in settings]
-    found = contrast(evidence, pairs, swing)
-    return Finding(above_zero([found])[0], points(found, "points more"))
+    difference = in_every_setting(
+        evidence, WITHOUT_IDENTITY, WITH_IDENTITY, swing, settings=settings
+    )
+    return Finding(above_zero([difference])[0], points(difference, "points more"))

@@ -7,6 +7,7 @@ from itertools import product
 
 from reproduction.evidence import (
     OURS,
+    Arm,
     Evidence,
     above_level,
     contrast,
@@ -39,9 +40,8 @@ def first_in_most(evidence: Evidence) -> Finding:
     """
     gaps = [over_strongest(evidence, [setting]) for setting in evidence.study.settings]
     verdicts = above_zero(gaps)
-    return Finding(
-        at_least(int(evidence.value or 0), verdicts), f"{_firsts(gaps)}, {counts(verdicts)}"
-    )
+    verdict = at_least(int(evidence.value or 0), verdicts)
+    return Finding(verdict, f"{_firsts(gaps)}, {counts(verdicts)}")
 
 
 def margin_where_first(evidence: Evidence) -> Finding:
@@ -51,10 +51,13 @@ def margin_where_first(evidence: Evidence) -> Finding:
     over the strongest baseline is significant and its interval reaches the published size, does not
     hold if it is significantly smaller or below zero, otherwise inconclusive.
     """
-    settings = [s for s in evidence.study.settings if (evidence.published_gain(s) or 0) > 0]
-    found = over_strongest(evidence, settings)
+    settings: list[str] = []
+    for setting in evidence.study.settings:
+        if (evidence.published_gain(setting) or 0) > 0:
+            settings.append(setting)
+    gain_there = over_strongest(evidence, settings)
     beyond = over_strongest(evidence, settings, evidence.share)
-    return Finding(reaches(found, beyond), points(found))
+    return Finding(reaches(gain_there, beyond), points(gain_there))
 
 
 def first_under_label_skew(evidence: Evidence) -> Finding:
@@ -66,17 +69,18 @@ def first_under_label_skew(evidence: Evidence) -> Finding:
     inconclusive.
     """
     settings = evidence.where(partition="label_skew")
-    found = over_strongest(evidence, settings)
+    pooled = over_strongest(evidence, settings)
     beyond = over_strongest(evidence, settings, evidence.share)
-    gaps = [over_strongest(evidence, [s]) for s in settings]
-    each = above_zero(gaps)
-    said = f"{points(found)}; {_firsts(gaps)}, {counts(each)}"
-    return Finding(all_of([*each, reaches(found, beyond)]), said)
+    gaps = [over_strongest(evidence, [setting]) for setting in settings]
+    verdicts = above_zero(gaps)
+    measured = f"{points(pooled)}; {_firsts(gaps)}, {counts(verdicts)}"
+    return Finding(all_of([*verdicts, reaches(pooled, beyond)]), measured)
 
 
 def _firsts(gaps: Sequence[Pooled | None]) -> str:
-    """Write in how many settings the mean over seeds is the highest, real or not."""
-    return f"highest mean in {sum(gap is not None and gap.mean > 0 for gap in gaps)}"
+    """Write in how many settings the mean over seeds is the highest, significantly or not."""
+    firsts = sum(gap is not None and gap.mean > 0 for gap in gaps)
+    return f"highest mean in {firsts}"
 
 
 def close_elsewhere(evidence: Evidence) -> Finding:
@@ -86,10 +90,13 @@ def close_elsewhere(evidence: Evidence) -> Finding:
     significantly less far below the strongest baseline than published, does not hold if it is
     significantly farther below in one of them, otherwise inconclusive.
     """
-    settings = [s for s in evidence.study.settings if (evidence.published_gain(s) or 0) <= 0]
-    gaps = {s: over_strongest(evidence, [s]) for s in settings}
-    verdicts = above_zero([over_strongest(evidence, [s], -evidence.share) for s in settings])
-    return Finding(all_of(verdicts), smallest(gaps))
+    gaps: dict[str, Pooled | None] = {}
+    above_published: list[Pooled | None] = []
+    for setting in evidence.study.settings:
+        if (evidence.published_gain(setting) or 0) <= 0:
+            gaps[setting] = over_strongest(evidence, [setting])
+            above_published.append(over_strongest(evidence, [setting], -evidence.share))
+    return Finding(all_of(above_zero(above_published)), smallest(gaps))
 
 
 def steadier_over_seeds(evidence: Evidence) -> Finding:
@@ -99,8 +106,9 @@ def steadier_over_seeds(evidence: Evidence) -> Finding:
     is significantly smaller for glimpse than for each of the four baselines, does not hold if it is
     significantly larger than for one of them, otherwise inconclusive.
     """
-    found = under_each_baseline(evidence, evidence.study.settings, deviation)
-    return Finding(all_of(above_zero(list(found.values()))), smallest(found, "points less"))
+    differences = under_each_baseline(evidence, evidence.study.settings, deviation)
+    verdicts = above_zero(list(differences.values()))
+    return Finding(all_of(verdicts), smallest(differences, "points less"))
 
 
 def alike_in_both_visibilities(evidence: Evidence) -> Finding:
@@ -111,33 +119,39 @@ def alike_in_both_visibilities(evidence: Evidence) -> Finding:
     gap in the paper's own table, does not hold if one differs by significantly more, otherwise
     inconclusive.
     """
-    pairs = _both_visibilities(evidence)
-    figures = [(evidence.published(a), evidence.published(b)) for a, b in pairs]
-    methods = [*evidence.baselines, OURS]
-    margin = max(abs(a[m][0] - b[m][0]) for a, b in figures for m in methods) / 100
-    arms = [((a, m), (b, m)) for (a, b), m in product(pairs, methods)]
-    above = [contrast(evidence, [(a, b)], margin=-margin) for a, b in arms]
-    below = [contrast(evidence, [(b, a)], margin=-margin) for a, b in arms]
-    found = {f"{a[1]} in {a[0]}": contrast(evidence, [(a, b)]) for a, b in arms}
-    known = {name: 100 * abs(d.mean) for name, d in found.items() if d is not None}
-    widest = max(known, key=known.__getitem__, default=None)
-    said = f"largest gap {known[widest]:.1f} points ({widest})" if widest else "–"
-    return Finding(
-        all_of(above_zero([*above, *below])), f"{said}; largest in the paper {100 * margin:.1f}"
-    )
+    pairs = list(product(_both_visibilities(evidence), [*evidence.baselines, OURS]))
+    published_gaps: list[float] = []
+    for (mobile, random), method in pairs:
+        figures = evidence.published(mobile)[method], evidence.published(random)[method]
+        published_gaps.append(abs(figures[0][0] - figures[1][0]))
+    margin = max(published_gaps) / 100
+    within_margin: list[Pooled | None] = []
+    gaps: dict[str, float] = {}  # in points
+    for (mobile, random), method in pairs:
+        arms = (mobile, method), (random, method)
+        difference = contrast(evidence, [arms])
+        within_margin.append(contrast(evidence, [arms], margin=-margin))
+        within_margin.append(contrast(evidence, [arms[::-1]], margin=-margin))
+        if difference is not None:
+            gaps[f"{method} in {mobile}"] = 100 * abs(difference.mean)
+    widest = max(gaps, key=gaps.__getitem__, default=None)
+    measured = "–" if widest is None else f"largest gap {gaps[widest]:.1f} points ({widest})"
+    verdict = all_of(above_zero(within_margin))
+    return Finding(verdict, f"{measured}; largest in the paper {100 * margin:.1f}")
 
 
 def _both_visibilities(evidence: Evidence) -> list[tuple[str, str]]:
     """Return (mobile server, random availability) of the same data and partition."""
-    found = []
+    pairs: list[tuple[str, str]] = []
     for setting in evidence.images():
         config = evidence.config(setting)
         if config["visibility.kind"] == "mobile":
-            others = evidence.where(
+            with_random = evidence.where(
                 data=config["data.name"], partition=config["data.partition"], visibility="random"
             )
-            found += [(setting, other) for other in others]
-    return found
+            for other_setting in with_random:
+                pairs.append((setting, other_setting))
+    return pairs
 
 
 def larger_gain_when_mobile(evidence: Evidence) -> Finding:
@@ -147,9 +161,11 @@ def larger_gain_when_mobile(evidence: Evidence) -> Finding:
     with random availability, pooled over data and partitions, does not hold if it is significantly
     smaller, otherwise inconclusive.
     """
-    pairs = [((a, OURS), (b, OURS)) for a, b in _both_visibilities(evidence)]
-    found = contrast(evidence, pairs, gain)
-    return Finding(above_zero([found])[0], points(found))
+    pairs: list[tuple[Arm, Arm]] = []
+    for mobile, random in _both_visibilities(evidence):
+        pairs.append(((mobile, OURS), (random, OURS)))
+    difference = contrast(evidence, pairs, gain)
+    return Finding(above_zero([difference])[0], points(difference))
 
 
 def higher_and_steadier_under_label_skew(evidence: Evidence) -> Finding:
@@ -175,16 +191,16 @@ def competitive_and_steadier_under_dirichlet(evidence: Evidence) -> Finding:
     settings = evidence.where(partition="dirichlet")
     margin = evidence.claimed("close-elsewhere")
     near = over_each_baseline(evidence, settings, margin=-margin)
-    said = smallest(over_each_baseline(evidence, settings))
-    return _higher_and_steadier(evidence, settings, list(near.values()), said)
+    measured = smallest(over_each_baseline(evidence, settings))
+    return _higher_and_steadier(evidence, settings, list(near.values()), measured)
 
 
 def _higher_and_steadier(
-    evidence: Evidence, settings: list[str], higher: list[Pooled | None], said: str
+    evidence: Evidence, settings: list[str], higher: list[Pooled | None], accuracy: str
 ) -> Finding:
-    calmer = under_each_baseline(evidence, settings, swing)
-    verdict = all_of(above_zero([*higher, *calmer.values()]))
-    return Finding(verdict, f"accuracy, {said}; swing, {smallest(calmer, 'points less')}")
+    steadier = under_each_baseline(evidence, settings, swing)
+    verdict = all_of(above_zero([*higher, *steadier.values()]))
+    return Finding(verdict, f"accuracy, {accuracy}; swing, {smallest(steadier, 'points less')}")
 
 
 def all_above_level_on_activities(evidence: Evidence) -> Finding:
@@ -194,11 +210,13 @@ def all_above_level_on_activities(evidence: Evidence) -> Finding:
     both settings of the activity data, does not hold if one is significantly below, otherwise
     inconclusive.
     """
-    settings = evidence.where(partition="subject")
-    arms = product(settings, [*evidence.baselines, OURS])
-    found = {f"{m} in {s}": above_level(evidence, (s, m), evidence.share) for s, m in arms}
-    verdicts = above_zero(list(found.values()))
-    return Finding(all_of(verdicts), f"above {evidence.value} %, {smallest(found)}")
+    differences: dict[str, Pooled | None] = {}
+    for setting in evidence.where(partition="subject"):
+        for method in (*evidence.baselines, OURS):
+            difference = above_level(evidence, (setting, method), evidence.share)
+            differences[f"{method} in {setting}"] = difference
+    verdicts = above_zero(list(differences.values()))
+    return Finding(all_of(verdicts), f"above {evidence.value} %, {smallest(differences)}")
 
 
 def steadier_on_activities(evidence: Evidence) -> Finding:
@@ -208,8 +226,9 @@ def steadier_on_activities(evidence: Evidence) -> Finding:
     the last 50 rounds is significantly below that of each baseline, does not hold if it is
     significantly above that of one, otherwise inconclusive.
     """
-    found = under_each_baseline(evidence, evidence.where(partition="subject"), swing)
-    return Finding(all_of(above_zero(list(found.values()))), smallest(found, "points less"))
+    differences = under_each_baseline(evidence, evidence.where(partition="subject"), swing)
+    verdicts = above_zero(list(differences.values()))
+    return Finding(all_of(verdicts), smallest(differences, "points less"))
 
 
 def larger_gain_where_baselines_are_low(evidence: Evidence) -> Finding:
@@ -219,11 +238,13 @@ def larger_gain_where_baselines_are_low(evidence: Evidence) -> Finding:
     the paper's own baselines are lower, than under the Dirichlet distribution, pooled over data and
     visibility, does not hold if it is significantly smaller, otherwise inconclusive.
     """
-    pairs = []
+    pairs: list[tuple[Arm, Arm]] = []
     for skewed in evidence.where(partition="label_skew"):
         config = evidence.config(skewed)
-        data, visibility = config["data.name"], config["visibility.kind"]
-        mild = evidence.where(data=data, visibility=visibility, partition="dirichlet")
-        pairs += [((skewed, OURS), (other, OURS)) for other in mild]
-    found = contrast(evidence, pairs, gain)
-    return Finding(above_zero([found])[0], points(found))
+        matching = evidence.where(
+            data=config["data.name"], visibility=config["visibility.kind"], partition="dirichlet"
+        )
+        for dirichlet in matching:
+            pairs.append(((skewed, OURS), (dirichlet, OURS)))
+    difference = contrast(evidence, pairs, gain)
+    return Finding(above_zero([difference])[0], points(difference))

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedglimpse.studies.report.analysis import spent
-from fedglimpse.studies.statistics.to_target import Saving, Spent, saving
+from fedglimpse.studies.statistics.to_target import (
+    AT_LEAST,
+    AT_MOST,
+    EXACT,
+    UNKNOWN,
+    Saving,
+    Spent,
+    saving,
+)
 from reproduction.evidence import OURS, Evidence, over_strongest
 from reproduction.pooling import Pooled, Values, pool
 from reproduction.verdict import Finding, Verdict, above_zero, all_of, counts, points, reaches
@@ -31,36 +39,45 @@ class Average:
 
     @property
     def text(self) -> str:
-        """The average, said as the bound it is."""
-        known = {frozenset("="): "", frozenset("=≥"): "at least ", frozenset("≥"): "at least "}
-        known |= {frozenset("=≤"): "at most ", frozenset("≤"): "at most "}
-        return known.get(self.bounds, "as far as known, ") + points(self.share, "%")
+        """The average, written as the bound it is."""
+        if self.bounds == {EXACT}:
+            qualifier = ""
+        elif self.bounds <= {EXACT, AT_LEAST}:
+            qualifier = "at least "
+        elif self.bounds <= {EXACT, AT_MOST}:
+            qualifier = "at most "
+        else:
+            qualifier = "as far as known, "
+        return qualifier + points(self.share, "%")
 
     def carries(self, verdict: Verdict) -> Verdict:
         """Return a verdict, unless bounds leave it open."""
-        open_ends = {Verdict.HOLDS: "≤?", Verdict.FAILS: "≥?"}.get(verdict, "")
-        return Verdict.INCONCLUSIVE if self.bounds & set(open_ends) else verdict
+        open_bounds = {Verdict.HOLDS: {AT_MOST, UNKNOWN}, Verdict.FAILS: {AT_LEAST, UNKNOWN}}
+        is_open = self.bounds & open_bounds.get(verdict, set())
+        return Verdict.INCONCLUSIVE if is_open else verdict
 
 
 def _runs(evidence: Evidence, setting: str, variant: str, measure: str) -> dict[int, Spent]:
-    """Return what each run spent that is over, finished or failed."""
-    cells = [c for c in evidence.study.of(setting, variant) if c.state in ("finished", "failed")]
-    return spent(cells, measure, evidence.study.targets[setting])
+    """Return what each run spent that has ended, finished or failed."""
+    ended = [c for c in evidence.study.of(setting, variant) if c.state in ("finished", "failed")]
+    return spent(ended, measure, evidence.study.targets[setting])
 
 
 def _savings(
     evidence: Evidence, setting: str, measure: str, baselines: Sequence[str]
 ) -> dict[int, list[Saving]]:
     """Return seed -> savings over all baselines, of the seeds that every one of them has."""
-    ours = _runs(evidence, setting, OURS, measure)
-    theirs = [_runs(evidence, setting, baseline, measure) for baseline in baselines]
-    found = {}
-    for seed, run in ours.items():
-        each = [saving([run], [other[seed]]) for other in theirs if seed in other]
-        known = [one for one in each if one is not None]
-        if len(known) == len(baselines):
-            found[seed] = known
-    return found
+    baseline_runs = [_runs(evidence, setting, baseline, measure) for baseline in baselines]
+    savings: dict[int, list[Saving]] = {}
+    for seed, run in _runs(evidence, setting, OURS, measure).items():
+        savings_of_seed: list[Saving] = []
+        for runs in baseline_runs:
+            saved = saving([run], [runs[seed]]) if seed in runs else None
+            if saved is not None:
+                savings_of_seed.append(saved)
+        if len(savings_of_seed) == len(baselines):
+            savings[seed] = savings_of_seed
+    return savings
 
 
 def average_saving(
@@ -72,15 +89,19 @@ def average_saving(
 ) -> Average | None:
     """Return savings until the targets, pooled over settings; None where one is not run."""
     bounds: set[str] = set()
-    ours, theirs = dict[str, list[Values]](), dict[str, list[Values]]()
+    shares_of: dict[str, list[Values]] = {}  # by data
+    beyond_of: dict[str, list[Values]] = {}
     for setting in settings:
-        found = _savings(evidence, setting, measure, baselines)
-        shares = {seed: fmean(one.share for one in each) for seed, each in found.items()}
-        bounds |= {one.bound for each in found.values() for one in each}
-        data = evidence.data(setting)
-        ours.setdefault(data, []).append(shares)
-        theirs.setdefault(data, []).append({s: share - published for s, share in shares.items()})
-    share, beyond = pool(ours), pool(theirs)
+        shares: Values = {}
+        beyond_published: Values = {}
+        for seed, savings in _savings(evidence, setting, measure, baselines).items():
+            shares[seed] = fmean(saved.share for saved in savings)
+            beyond_published[seed] = shares[seed] - published
+            bounds.update(saved.bound for saved in savings)
+        shares_of.setdefault(evidence.data(setting), []).append(shares)
+        beyond_of.setdefault(evidence.data(setting), []).append(beyond_published)
+    share = pool(shares_of)
+    beyond = pool(beyond_of)
     if share is None or beyond is None:
         return None
     return Average(share, beyond, frozenset(bounds))
@@ -88,10 +109,10 @@ def average_saving(
 
 def _saves(evidence: Evidence, partition: str, measure: str, baselines: Sequence[str]) -> Finding:
     settings = evidence.where(partition=partition)
-    found = average_saving(evidence, settings, measure, baselines, evidence.share)
-    if found is None:
+    saved = average_saving(evidence, settings, measure, baselines, evidence.share)
+    if saved is None:
         return Finding(Verdict.NOT_RUN, "–")
-    return Finding(found.carries(reaches(found.share, found.beyond)), found.text)
+    return Finding(saved.carries(reaches(saved.share, saved.beyond)), saved.text)
 
 
 def saves_uplink_under_dirichlet(evidence: Evidence) -> Finding:
@@ -145,9 +166,11 @@ def faster_and_higher_under_label_skew(evidence: Evidence) -> Finding:
     significantly the other way, otherwise inconclusive.
     """
     settings = evidence.where(partition="label_skew")
-    found = average_saving(evidence, settings, "rounds", evidence.baselines)
-    gaps = [over_strongest(evidence, [s]) for s in settings]
-    faster, *higher = above_zero([None if found is None else found.share, *gaps])
-    faster = faster if found is None else found.carries(faster)
-    said = "–" if found is None else found.text
-    return Finding(all_of([faster, *higher]), f"rounds saved: {said}; accuracy {counts(higher)}")
+    saved = average_saving(evidence, settings, "rounds", evidence.baselines)
+    gaps = [over_strongest(evidence, [setting]) for setting in settings]
+    faster, *higher = above_zero([None if saved is None else saved.share, *gaps])
+    rounds = "–"
+    if saved is not None:
+        faster = saved.carries(faster)
+        rounds = saved.text
+    return Finding(all_of([faster, *higher]), f"rounds saved: {rounds}; accuracy {counts(higher)}")

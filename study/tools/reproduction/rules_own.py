@@ -6,7 +6,7 @@ from statistics import fmean
 
 from fedglimpse.studies.report.analysis import ReportRow, analyse, config_of
 from fedglimpse.studies.report.numbers import interval
-from reproduction.evidence import OURS, Evidence, contrast, final, over_each_baseline
+from reproduction.evidence import OURS, Evidence, final, in_every_setting, over_each_baseline
 from reproduction.pooling import Pooled, Values, pool
 from reproduction.verdict import (
     Finding,
@@ -39,30 +39,44 @@ def recipe_matters_more(evidence: Evidence) -> Finding:
     were run and the gap is significantly smaller, otherwise inconclusive; best and worst are chosen
     by the other seeds, so that luck does not widen the gap.
     """
-    gaps, beyond, gains = dict[str, list[Values]](), dict[str, list[Values]](), list[float]()
+    gaps: dict[str, list[Values]] = {}  # by data
+    beyond: dict[str, list[Values]] = {}
+    published_gains: list[float] = []
     for setting in evidence.study.settings:
-        found, published = _gaps(evidence, setting), evidence.published_gain(setting) or 0.0
         data = evidence.data(setting)
-        gaps.setdefault(data, []).append(found)
-        beyond.setdefault(data, []).append({s: gap - published for s, gap in found.items()})
-        gains.append(published)
+        published = evidence.published_gain(setting) or 0.0
+        gaps_of_setting = _gaps(evidence, setting)
+        beyond_published = {seed: gap - published for seed, gap in gaps_of_setting.items()}
+        gaps.setdefault(data, []).append(gaps_of_setting)
+        beyond.setdefault(data, []).append(beyond_published)
+        published_gains.append(published)
     verdict = above_zero([pool(beyond)])[0]
     if verdict is Verdict.FAILS and evidence.study.count("finished") < len(evidence.study.cells):
         verdict = Verdict.NOT_RUN
-    said = f"best minus worst {points(pool(gaps))}"
-    return Finding(verdict, f"{said}; the paper's gain {100 * fmean(gains):.1f} points")
+    paper = f"the paper's gain {100 * fmean(published_gains):.1f} points"
+    return Finding(verdict, f"best minus worst {points(pool(gaps))}; {paper}")
 
 
 def _gaps(evidence: Evidence, setting: str) -> Values:
     """Return seed -> accuracy of the variant that other seeds find best minus that of the worst."""
-    variants = [final(evidence, (setting, v)) for v in evidence.study.variants]
-    known = [values for values in variants if len(values) > 1]
-    found = {}
-    for seed in sorted({seed for values in known for seed in values}):
-        here = [values for values in known if seed in values]
-        ordered = sorted(here, key=lambda v: fmean(v[s] for s in v if s != seed))
-        found[seed] = ordered[-1][seed] - ordered[0][seed]
-    return found
+    accuracies: list[Values] = []
+    seeds: set[int] = set()
+    for variant in evidence.study.variants:
+        values = final(evidence, (setting, variant))
+        if len(values) > 1:
+            accuracies.append(values)
+            seeds |= values.keys()
+    gaps: Values = {}
+    for seed in sorted(seeds):
+        with_seed = [values for values in accuracies if seed in values]
+        best = max(with_seed, key=lambda values: _mean_without(values, seed))
+        worst = min(with_seed, key=lambda values: _mean_without(values, seed))
+        gaps[seed] = best[seed] - worst[seed]
+    return gaps
+
+
+def _mean_without(values: Values, left_out: int) -> float:
+    return fmean(value for seed, value in values.items() if seed != left_out)
 
 
 def adam_explains_the_figures(evidence: Evidence) -> Finding:
@@ -74,15 +88,18 @@ def adam_explains_the_figures(evidence: Evidence) -> Finding:
     baseline is significantly different or glimpse is significantly below one of them, otherwise
     inconclusive.
     """
-    rows = [r for r in analyse(evidence.study).rows if r.variant in evidence.baselines]
-    near = [_near(row, below_only=False) for row in rows]
-    settings, control = evidence.study.settings, str(evidence.study.control)
-    above = over_each_baseline(evidence, settings)
-    above[control] = contrast(evidence, [((s, OURS), (s, control)) for s in settings])
+    near: list[Verdict] = []
+    for row in analyse(evidence.study).rows:
+        if row.variant in evidence.baselines:
+            near.append(_near(row, below_only=False))
+    control = str(evidence.study.control)
+    above = over_each_baseline(evidence, evidence.study.settings)
+    above[control] = in_every_setting(evidence, OURS, control)
     verdict = all_of([*near, *above_zero(list(above.values()))])
-    run = len(near) - near.count(Verdict.NOT_RUN)
-    said = f"{near.count(Verdict.HOLDS)} of {run} figures are near, {len(near) - run} not run"
-    return Finding(verdict, f"{said}; glimpse over others, {smallest(above)}")
+    not_run = near.count(Verdict.NOT_RUN)
+    figures = f"{near.count(Verdict.HOLDS)} of {len(near) - not_run} figures are near"
+    measured = f"{figures}, {not_run} not run; glimpse over others, {smallest(above)}"
+    return Finding(verdict, measured)
 
 
 def agent_beats_chance(evidence: Evidence) -> Finding:
@@ -91,8 +108,8 @@ def agent_beats_chance(evidence: Evidence) -> Finding:
     Holds if glimpse, pooled over settings, is significantly above the control, does not hold if it
     is significantly below, otherwise inconclusive.
     """
-    found = _pooled(evidence, OURS, str(evidence.study.control))
-    return Finding(above_zero([found])[0], points(found))
+    difference = in_every_setting(evidence, OURS, str(evidence.study.control))
+    return Finding(above_zero([difference])[0], points(difference))
 
 
 def presets_reach_the_paper(evidence: Evidence) -> Finding:
@@ -103,23 +120,29 @@ def presets_reach_the_paper(evidence: Evidence) -> Finding:
     comparison), does not hold if both are significantly below in one setting, otherwise
     inconclusive.
     """
-    each, said = [], []
+    results = analyse(evidence.study)
+    verdicts: list[Verdict] = []
+    measured: list[str] = []
     for setting in evidence.study.settings:
-        rows = [
-            row
-            for row in analyse(evidence.study).of(setting)
-            if row.published is not None and config_of(row.cells)["method"] == OURS
-        ]
-        each.append(any_of([_near(row, below_only=True) for row in rows]))
-        for row in rows:
+        presets: list[Verdict] = []
+        for row in results.of(setting):
+            if row.published is None or config_of(row.cells)["method"] != OURS:
+                continue
+            presets.append(_near(row, below_only=True))
             if row.paper is not None:
                 gap = interval(row.paper.difference)
-                said.append(f"{row.variant} in {setting} {gap} points to the paper")
-    return Finding(all_of(each), "; ".join(said) or "–")
+                measured.append(f"{row.variant} in {setting} {gap} points to the paper")
+        verdicts.append(any_of(presets))
+    return Finding(all_of(verdicts), "; ".join(measured) or "–")
 
 
 def _near(row: ReportRow, below_only: bool) -> Verdict:
-    """Say whether a row is near its published figure; `below_only`: above it is near as well."""
+    """Judge whether a row is near its published figure.
+
+    Args:
+        row: with a published figure, if there is one.
+        below_only: count a row above its figure as near.
+    """
     if row.paper is None or row.published is None:
         return Verdict.NOT_RUN
     gap = row.paper.difference.mean
@@ -138,11 +161,10 @@ def every_component_adds(evidence: Evidence) -> Finding:
     that the claim names, does not hold if it is significantly below itself without one, otherwise
     inconclusive.
     """
-    found = {
-        v: contrast(evidence, [((s, OURS), (s, v)) for s in evidence.study.settings])
-        for v in REMOVED
-    }
-    return Finding(all_of(above_zero(list(found.values()))), smallest(found))
+    differences: dict[str, Pooled | None] = {}
+    for variant in REMOVED:
+        differences[variant] = in_every_setting(evidence, OURS, variant)
+    return Finding(all_of(above_zero(list(differences.values()))), smallest(differences))
 
 
 def turns_make_up_for_the_harm(evidence: Evidence) -> Finding:
@@ -152,15 +174,15 @@ def turns_make_up_for_the_harm(evidence: Evidence) -> Finding:
     turns significantly above glimpse, does not hold if glimpse is significantly above the control
     or such a variant significantly below glimpse, otherwise inconclusive.
     """
-    control, turns = (
-        str(evidence.study.control),
-        [v for v in evidence.study.variants if "turns" in v],
-    )
-    found = {"harm": _pooled(evidence, control, OURS)}
-    found |= {v: _pooled(evidence, v, OURS) for v in turns}
-    said = f"{control} minus glimpse {points(found['harm'])}; over glimpse, "
-    mended = {v: found[v] for v in turns}
-    return Finding(all_of(above_zero(list(found.values()))), said + smallest(mended))
+    control = str(evidence.study.control)
+    harm = in_every_setting(evidence, control, OURS)
+    gains: dict[str, Pooled | None] = {}
+    for variant in evidence.study.variants:
+        if "turns" in variant:
+            gains[variant] = in_every_setting(evidence, variant, OURS)
+    verdict = all_of(above_zero([harm, *gains.values()]))
+    measured = f"{control} minus glimpse {points(harm)}; over glimpse, {smallest(gains)}"
+    return Finding(verdict, measured)
 
 
 def changes_raise_accuracy(evidence: Evidence) -> Finding:
@@ -170,8 +192,8 @@ def changes_raise_accuracy(evidence: Evidence) -> Finding:
     not hold if it is significantly below, otherwise inconclusive; what its attention does is in the
     section's text.
     """
-    found = _pooled(evidence, "glimpse, changes", OURS)
-    return Finding(above_zero([found])[0], points(found))
+    difference = in_every_setting(evidence, "glimpse, changes", OURS)
+    return Finding(above_zero([difference])[0], points(difference))
 
 
 def leaning_beats_chance(evidence: Evidence) -> Finding:
@@ -180,8 +202,8 @@ def leaning_beats_chance(evidence: Evidence) -> Finding:
     Holds if the leaning agent, pooled over settings, is significantly above the control, does not
     hold if it is significantly below, otherwise inconclusive.
     """
-    found = _pooled(evidence, "glimpse, leaning", str(evidence.study.control))
-    return Finding(above_zero([found])[0], points(found))
+    difference = in_every_setting(evidence, "glimpse, leaning", str(evidence.study.control))
+    return Finding(above_zero([difference])[0], points(difference))
 
 
 def proof_mends_the_harm(evidence: Evidence) -> Finding:
@@ -192,13 +214,13 @@ def proof_mends_the_harm(evidence: Evidence) -> Finding:
     control, does not hold if one of these goes significantly the other way, otherwise inconclusive.
     """
     control = str(evidence.study.control)
-    over_glimpse = _pooled(evidence, "glimpse, proven", OURS)
-    over_chance = _pooled(evidence, "glimpse, proven", control)
-    leaning = _pooled(evidence, "glimpse, proven, leaning", control)
-    spared = _pooled(evidence, "glimpse, proven", control, margin=-POINT / 2)
-    said = f"proven over glimpse {points(over_glimpse)}, over {control} {points(over_chance)}"
-    verdict = all_of(above_zero([over_glimpse, spared, leaning]))
-    return Finding(verdict, f"{said}; leaning over {control} {points(leaning)}")
+    over_glimpse = in_every_setting(evidence, "glimpse, proven", OURS)
+    over_control = in_every_setting(evidence, "glimpse, proven", control)
+    leaning = in_every_setting(evidence, "glimpse, proven, leaning", control)
+    no_harm = in_every_setting(evidence, "glimpse, proven", control, margin=-POINT / 2)
+    measured = f"proven over glimpse {points(over_glimpse)}, over {control} {points(over_control)}"
+    verdict = all_of(above_zero([over_glimpse, no_harm, leaning]))
+    return Finding(verdict, f"{measured}; leaning over {control} {points(leaning)}")
 
 
 def teaching_pays(evidence: Evidence) -> Finding:
@@ -209,12 +231,14 @@ def teaching_pays(evidence: Evidence) -> Finding:
     goes significantly the other way, otherwise inconclusive.
     """
     control = str(evidence.study.control)
-    over_chance = _pooled(evidence, "glimpse, taught", control)
-    over_own = _pooled(evidence, "glimpse, taught", "glimpse, untaught")
-    said = f"taught over {control} {points(over_chance)}, over untaught {points(over_own)}"
-    by_loss = points(_pooled(evidence, "glimpse, taught", BY_LOSS))
-    verdict = all_of(above_zero([over_chance, over_own]))
-    return Finding(verdict, f"{said}; over {BY_LOSS}, which learns nothing, {by_loss}")
+    over_control = in_every_setting(evidence, "glimpse, taught", control)
+    over_untaught = in_every_setting(evidence, "glimpse, taught", "glimpse, untaught")
+    over_loss = in_every_setting(evidence, "glimpse, taught", BY_LOSS)
+    measured = (
+        f"taught over {control} {points(over_control)}, over untaught {points(over_untaught)}; "
+        f"over {BY_LOSS}, which learns nothing, {points(over_loss)}"
+    )
+    return Finding(all_of(above_zero([over_control, over_untaught])), measured)
 
 
 def policy_travels(evidence: Evidence) -> Finding:
@@ -223,14 +247,10 @@ def policy_travels(evidence: Evidence) -> Finding:
     Holds if the taught agent, pooled over settings, is significantly above the control, does not
     hold if it is significantly below, otherwise inconclusive.
     """
-    found = _pooled(evidence, "glimpse, taught", str(evidence.study.control))
-    by_loss = points(_pooled(evidence, "glimpse, taught", BY_LOSS))
-    return Finding(above_zero([found])[0], f"{points(found)}; over {BY_LOSS} {by_loss}")
-
-
-def _pooled(evidence: Evidence, variant: str, other: str, margin: float = 0.0) -> Pooled | None:
-    pairs = [((s, variant), (s, other)) for s in evidence.study.settings]
-    return contrast(evidence, pairs, final, margin)
+    over_control = in_every_setting(evidence, "glimpse, taught", str(evidence.study.control))
+    over_loss = in_every_setting(evidence, "glimpse, taught", BY_LOSS)
+    measured = f"{points(over_control)}; over {BY_LOSS} {points(over_loss)}"
+    return Finding(above_zero([over_control])[0], measured)
 
 
 def choosing_is_worth_little(evidence: Evidence) -> Finding:
@@ -241,15 +261,23 @@ def choosing_is_worth_little(evidence: Evidence) -> Finding:
     inconclusive; fewer settings than planned: not run.
     """
     control = str(evidence.study.control)
-    variants = [v for v in evidence.study.variants if v != control]
-    found = {v: _pooled(evidence, v, control) for v in variants}
-    beyond = above_zero([_pooled(evidence, v, control, margin=POINT) for v in variants])
-    each = [_little(d, above) for d, above in zip(found.values(), beyond, strict=True)]
-    return Finding(all_of(each), largest(found))
+    differences: dict[str, Pooled | None] = {}
+    beyond: list[Pooled | None] = []
+    for variant in evidence.study.variants:
+        if variant != control:
+            differences[variant] = in_every_setting(evidence, variant, control)
+            beyond.append(in_every_setting(evidence, variant, control, margin=POINT))
+    verdicts: list[Verdict] = []
+    for difference, above_limit in zip(differences.values(), above_zero(beyond), strict=True):
+        verdicts.append(_little(difference, above_limit))
+    return Finding(all_of(verdicts), largest(differences))
 
 
 def _little(difference: Pooled | None, above_limit: Verdict) -> Verdict:
-    if difference is None or above_limit is Verdict.HOLDS:
-        return Verdict.NOT_RUN if difference is None else Verdict.FAILS
+    """Judge whether the whole interval of a difference lies below one point."""
+    if difference is None:
+        return Verdict.NOT_RUN
+    if above_limit is Verdict.HOLDS:
+        return Verdict.FAILS
     below = difference.high is not None and difference.high < POINT
     return Verdict.HOLDS if below else Verdict.INCONCLUSIVE
