@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedglimpse.config.loading import parse_words
+from fedglimpse.config.loading import parse_overrides
 from fedglimpse.env.arrays import Shape, as_arrays, chosen_slots, info_of
 from fedglimpse.env.settings import Settings, settings_of
 from fedglimpse.env.stepper import LaneStepper
@@ -131,7 +131,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure both sides in turns."""
     lanes = options.lanes
     config = {"data.name": "hapt", "method": "fedavg-window", "engine.device": options.device}
-    settings = settings_of(config | parse_words(options.keys))
+    settings = settings_of(config | parse_overrides(options.keys))
     setup = WorldSetup.of(settings.config)
     seeds = list(range(lanes))
     sides: dict[str, Callable[[], list[Lanes]]] = {

@@ -83,9 +83,9 @@ class Allowed:
             return ""
         if upper is None:
             return f"{lower} or more" if self.above is None else f"greater than {lower}"
-        left = "[" if self.above is None else "("
-        right = "]" if self.below is None else ")"
-        return f"in {left}{lower}, {upper}{right}"
+        opening = "[" if self.above is None else "("
+        closing = "]" if self.below is None else ")"
+        return f"in {opening}{lower}, {upper}{closing}"
 
 
 def setting(

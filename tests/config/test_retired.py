@@ -10,7 +10,7 @@ import pytest
 from fedglimpse.config import retired
 from fedglimpse.config.loading import (
     build,
-    parse_words,
+    parse_overrides,
     read_stored,
     read_toml,
     resolve,
@@ -53,7 +53,7 @@ def test_a_retired_value_of_a_key_that_stays_is_refused() -> None:
 
 def test_the_refusal_names_key_value_lesson_and_tag() -> None:
     with pytest.raises(UserError) as caught:
-        resolve(parse_words(["agent.patience=0.5"]))
+        resolve(parse_overrides(["agent.patience=0.5"]))
     for part in ("agent.patience=0.5", "it changed nothing", "study-2026"):
         assert part in str(caught.value)
 

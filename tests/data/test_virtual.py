@@ -6,7 +6,7 @@ from test_population import SPLITS, build, make_dataset
 
 from fedglimpse.config.schema import Config, DataConfig
 from fedglimpse.data.partition import PARTITIONS
-from fedglimpse.data.virtual import VirtualRows
+from fedglimpse.data.population import VirtualRows
 from fedglimpse.runs.build import population_of
 from mistakes import mistake
 

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedglimpse.config.loading import parse_words, resolve
+from fedglimpse.config.loading import parse_overrides, resolve
 
 if __name__ == "__main__":
     from client_app import app as client
@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
     from fedglimpse.flower.strategy import GlimpseStrategy, Problem
 
-    config = resolve(parse_words(sys.argv[2:]))
+    config = resolve(parse_overrides(sys.argv[2:]))
     server = ServerApp()
 
     @server.main()

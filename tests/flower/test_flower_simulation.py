@@ -16,7 +16,7 @@ pytest.importorskip("ray", reason="needs fedglimpse[flower]")
 from flower_processes import APP, quiet_environment
 from run_folder_schema import check_run_folder
 
-from fedglimpse.config.loading import parse_words, resolve
+from fedglimpse.config.loading import parse_overrides, resolve
 from fedglimpse.runs import experiment
 
 WORDS = [
@@ -51,7 +51,7 @@ def test_flowers_simulation_and_ours_agree(tmp_path: Path, monkeypatch: pytest.M
     assert done.returncode == 0, done.stderr[-3000:]
     flower = check_run_folder(tmp_path / "run")
     monkeypatch.syspath_prepend(str(APP))
-    ours = experiment.run(resolve(parse_words(WORDS)))
+    ours = experiment.run(resolve(parse_overrides(WORDS)))
     for there, here in zip(flower, ours.records, strict=True):
         assert there["visible"] == here["visible"]
         assert there["selected"] == here["selected"]

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fedglimpse.data.config import DataConfig
 from fedglimpse.data.partition import PARTITIONS
-from fedglimpse.data.population import Population
-from fedglimpse.data.virtual import virtual_rows
+from fedglimpse.data.population import Population, virtual_rows
 from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.simulation.local_training import ClientRows
 from fedglimpse.types import Method

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedglimpse.cli.options import Quiet, Words, load_config, without_names
-from fedglimpse.config.loading import parse_words
+from fedglimpse.config.loading import parse_overrides
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.methods.registry import MODULES
@@ -110,7 +110,7 @@ def resumed_config(folder: Path, from_out: bool) -> Config:
 
 def settings_without_effect(config: Config, settings: Sequence[str]) -> str:
     """Return a sentence naming `agent.*` overrides that this method ignores, or an empty string."""
-    agent_keys = [key for key in parse_words(settings) if key.startswith("agent.")]
+    agent_keys = [key for key in parse_overrides(settings) if key.startswith("agent.")]
     is_plugin = config.method not in MODULES  # which may read them
     if not agent_keys or config.method == METHOD or is_plugin:
         return ""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedglimpse.config.loading import parse_words
+from fedglimpse.config.loading import parse_overrides
 from fedglimpse.errors import UserError
 from fedglimpse.studies.sweep import local
 from fedglimpse.studies.sweep.plan import read_plan
@@ -65,7 +65,7 @@ def sweep(
         only=only or (),
         budget=budget,
         lanes=read_lanes(lanes),
-        extra=parse_words(settings or ()),
+        extra=parse_overrides(settings or ()),
         reuse=reuse or (),
         without=without or (),
         retry_failed=retry_failed,

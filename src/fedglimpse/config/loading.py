@@ -25,7 +25,7 @@ from fedglimpse.errors import UserError, nearest, require
 from fedglimpse.fields import check_fields
 
 OPTION = re.compile(r"options\.[A-Za-z0-9_-]+")
-KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def load(
@@ -43,7 +43,7 @@ def load(
     values = dict(otherwise or {})
     if file is not None:
         values |= read_toml(Path(file))
-    return resolve(values | parse_words(words))
+    return resolve(values | parse_overrides(words))
 
 
 def resolve(values: Mapping[str, Any]) -> Config:
@@ -90,27 +90,27 @@ class StoredConfig:
 
 def read_stored(values: Mapping[str, Any]) -> StoredConfig:
     """Like `build`, for reading what was run: retired settings are shown and never refused."""
-    old, live = _apart(values)
+    old, live = _split_retired(values)
     return StoredConfig(build(live), old)
 
 
 def resolve_stored(values: Mapping[str, Any]) -> StoredConfig:
     """Like `resolve`, for reading the plan of runs that exist: no retired setting is refused."""
-    old, live = _apart(values)
+    old, live = _split_retired(values)
     return StoredConfig(resolve(live), old)
 
 
-def _apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_retired(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the retired settings and the others."""
     old: dict[str, Any] = {}
     live: dict[str, Any] = {}
     for key, value in values.items():
-        part = old if retired.is_retired(key, value) else live
-        part[key] = value
+        settings = old if retired.is_retired(key, value) else live
+        settings[key] = value
     return old, live
 
 
-def parse_words(words: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
     """Read `key=value` overrides; a value is TOML where it parses as such, else a plain string."""
     values: dict[str, Any] = {}
     for word in words:
@@ -149,12 +149,12 @@ def options_of(cls: type[Any], config: Config, preset: Mapping[str, Any] | None 
         config: the run's configuration.
         preset: what the configured preset says instead of the defaults.
     """
-    known = [item.name for item in dataclasses.fields(cls)]
+    names = [item.name for item in dataclasses.fields(cls)]
     values: dict[str, Any] = {}
     for name, value in {**(preset or {}), **config.options}.items():
-        hint = nearest(name, known) or f" It has: {', '.join(known) or 'none'}."
+        hint = nearest(name, names) or f" It has: {', '.join(names) or 'none'}."
         require(
-            name in known,
+            name in names,
             f"method={config.method} has no option 'options.{name}'.{hint}",
             key=f"options.{name}",
         )
@@ -165,12 +165,12 @@ def options_of(cls: type[Any], config: Config, preset: Mapping[str, Any] | None 
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
-    known = Config().flat()
+    keys = Config().flat()
     for name, value in values.items():
         if name.startswith("options."):
             _check_option(name, value)
-        elif name not in known:  # no `require`: it would search `nearest` for every known name too
-            raise UserError(f"Unknown key '{name}'.{nearest(name, known)}", key=name)
+        elif name not in keys:  # no `require`: it would search `nearest` for every known name too
+            raise UserError(f"Unknown key '{name}'.{nearest(name, keys)}", key=name)
 
 
 def _check_option(name: str, value: Any) -> None:
@@ -182,7 +182,7 @@ def _check_option(name: str, value: Any) -> None:
     )
     require(
         _storable(value),
-        f"{name}={value!r} is neither a number, a word, true or false, nor a list of these: give "
+        f"{name}={value!r} is neither a number, text, true or false, nor a list of these: give "
         "one of them.",
         key=name,
     )
@@ -239,8 +239,8 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
 
 
 def _plain(key: str, value: Any, hint: type[Any]) -> Any:
-    """Return a number, a word or a truth value as the type of the field, or raise UserError."""
-    settable = "numbers, words, true or false, lists of these or Literal"
+    """Return a number, text or a truth value as the type of the field, or raise UserError."""
+    settable = "numbers, text, true or false, lists of these or Literal"
     require(
         hint in KIND_NAMES,
         f"{key} is a field of {hint}, which cannot be set: use {settable}.",
@@ -254,22 +254,22 @@ def _plain(key: str, value: Any, hint: type[Any]) -> Any:
     return value
 
 
-def read_table(file: Path, wanted: str = "TOML file") -> dict[str, Any]:
+def read_table(file: Path, expected: str = "TOML file") -> dict[str, Any]:
     """Return the file's tables as they are.
 
     Args:
         file: what a user named.
-        wanted: what it should have been, for the error message.
+        expected: what it should have been, for the error message.
     """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        problem = f"There is no file {file}: give the path of a {wanted}."
+        problem = f"There is no file {file}: give the path of a {expected}."
     except IsADirectoryError:
-        problem = f"{file} is a folder: give the path of a {wanted}."
+        problem = f"{file} is a folder: give the path of a {expected}."
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
-        problem = f"{file} cannot be read ({reason}): fix access, or give another {wanted}."
+        problem = f"{file} cannot be read ({reason}): fix access, or give another {expected}."
     except UnicodeDecodeError as error:
         problem = f"{file} is not UTF-8 ({error.reason}): save it as UTF-8."
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""How training rows are split among clients: the words of `data.partition`, in one registry.
+"""How training rows are split among clients: the choices of `data.partition`, in one registry.
 
 To add a partition, write a function like `iid` and register it in `PARTITIONS`, at the end of this
 file. Every function returns one tensor of row positions for each client. No row is given to two
@@ -32,7 +32,7 @@ Mix = Callable[[Tensor, "DataConfig"], DrawCounts]
 
 @dataclass(frozen=True)
 class PartitionKind:
-    """One word of `data.partition`.
+    """One choice of `data.partition`.
 
     Attributes:
         split: gives every row to one client at most.
@@ -186,9 +186,12 @@ def exact_classes(
     totals = class_sizes(pools).tolist()
     quotas = _quotas(totals, num_clients, classes_per_client, generator)
     classes = _draw_classes(quotas, num_clients, classes_per_client, generator)
-    even = min(total // quota for total, quota in zip(totals, quotas, strict=True) if quota)
-    counts = [dict.fromkeys(labels_of_client, even) for labels_of_client in classes]
-    remaining = [total - even * quota for total, quota in zip(totals, quotas, strict=True)]
+    shares = [total // quota for total, quota in zip(totals, quotas, strict=True) if quota]
+    first_rows = min(shares)  # of each of its classes, a client gets at least so many
+    counts = [dict.fromkeys(labels_of_client, first_rows) for labels_of_client in classes]
+    remaining = []
+    for total, quota in zip(totals, quotas, strict=True):
+        remaining.append(total - first_rows * quota)
     while labels_taken := _one_more_each(counts, remaining):
         for client, label in enumerate(labels_taken):
             counts[client][label] += 1

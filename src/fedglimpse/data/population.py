@@ -1,4 +1,7 @@
-"""A dataset spread over clients, with the proxy rows that the server keeps for itself."""
+"""Who holds which rows of a dataset, with the proxy rows that the server keeps for itself.
+
+`build_population` is where to begin; how rows are split is in `partition.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ from fedglimpse.data.custom import own_partition
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.partition import (
     PARTITIONS,
+    DrawCounts,
     PartitionKind,
+    class_pools,
+    class_sizes,
     stratified_sample,
 )
-from fedglimpse.data.virtual import VirtualRows, virtual_rows
 from fedglimpse.errors import UserError, require
 
 
@@ -32,6 +37,46 @@ class Rows(Protocol):
     def __getitem__(self, client: int, /) -> Tensor: ...
 
     def __iter__(self) -> Iterator[Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: tensors have no single ==
+class VirtualRows:
+    """Row numbers of clients that draw them from a shared pool, like a tuple without memory.
+
+    A million clients cannot each have rows of their own: there are fewer rows than clients, and
+    their lists would not fit in memory. Here a client's rows are a function of (seed, client),
+    drawn again whenever they are read and never stored, so that cost follows the clients that are
+    seen. The rows of one client are distinct; two clients may share some.
+    """
+
+    num_clients: int
+    samples: int  # rows of every client
+    pools: tuple[Tensor, ...]  # row numbers of each class
+    draw_counts: DrawCounts
+    seed: int
+
+    def __len__(self) -> int:
+        return self.num_clients
+
+    def __getitem__(self, client: int) -> Tensor:
+        """Draw the rows of one client `[samples]`, the same ones every time."""
+        if not 0 <= client < self.num_clients:
+            raise IndexError(f"client {client} of {self.num_clients}")
+        generator = rng.generator(self.seed, "virtual-client", client)
+        counts = self.draw_counts(generator).tolist()
+        rows = []
+        for pool, count in zip(self.pools, counts, strict=True):
+            if count:
+                rows.append(pool[torch.randperm(len(pool), generator=generator)[:count]])
+        return torch.cat(rows)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[client] for client in range(self.num_clients))
+
+    @property
+    def sizes(self) -> Tensor:
+        """Rows of every client `[N]`: one number in memory, repeated."""
+        return torch.tensor(self.samples).expand(self.num_clients)
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: tensors have no single ==
@@ -61,26 +106,30 @@ class Population:
             Row numbers, padded with 0 to the largest of these clients `[J, n_max]`, and how many
             of each line are real `[J]`.
         """
+        sizes = self.sizes[ids.cpu()]
+        if not len(ids):
+            return torch.zeros(0, 0, dtype=torch.long), sizes
         rows = [self.rows[client] for client in ids.tolist()]
-        empty = torch.zeros(0, 0, dtype=torch.long)
-        return pad_sequence(rows, batch_first=True) if rows else empty, self.sizes[ids.cpu()]
+        return pad_sequence(rows, batch_first=True), sizes
 
     def label_histogram(self, ids: Tensor) -> Tensor:
         """Return how many rows of each class some clients hold `[J, C]`, int64."""
-        if not isinstance(self.rows, VirtualRows):
-            return self._held[ids.cpu()]
-        return self._counted(ids)
+        if isinstance(self.rows, VirtualRows):  # too many clients to remember all of them
+            return self._count_labels(ids)
+        return self._histogram_of_all[ids.cpu()]
 
     @cached_property
-    def _held(self) -> Tensor:
-        return self._counted(torch.arange(self.num_clients))
+    def _histogram_of_all(self) -> Tensor:
+        return self._count_labels(torch.arange(self.num_clients))
 
-    def _counted(self, ids: Tensor) -> Tensor:
+    def _count_labels(self, ids: Tensor) -> Tensor:
         table, sizes = self.take(ids)  # [J, n]
-        classes = self.dataset.num_classes
-        real = torch.arange(table.shape[1]) < sizes[:, None]
-        cells = torch.arange(len(table))[:, None] * classes + self._labels[table]
-        return cells[real].bincount(minlength=len(table) * classes).view(len(table), classes)
+        num_classes = self.dataset.num_classes
+        is_row = torch.arange(table.shape[1]) < sizes[:, None]  # [J, n], false for padding
+        first_cells = torch.arange(len(ids)) * num_classes  # [J], of each client in a flat table
+        cells = first_cells[:, None] + self._labels[table]  # [J, n]
+        counts = cells[is_row].bincount(minlength=len(ids) * num_classes)
+        return counts.view(len(ids), num_classes)
 
     @cached_property
     def _labels(self) -> Tensor:
@@ -122,8 +171,43 @@ def build_population(dataset: Dataset, settings: DataConfig, seed: int) -> Popul
     return Population(dataset, tuple(pool[rows] for rows in clients), proxy)
 
 
+def virtual_rows(
+    labels: Tensor, pool: Tensor, kind: PartitionKind, settings: DataConfig, seed: int
+) -> VirtualRows:
+    """Let every client draw `data.samples` rows with its own mix of classes.
+
+    Args:
+        labels: of all training rows.  # [n]
+        pool: the rows that may be drawn.  # [p]
+        kind: the partition, which says how a client's mix is drawn.
+        settings: `data.*`.
+        seed: the run's seed.
+
+    Raises:
+        UserError: for a partition that has no such mix, or a pool too small for one client.
+    """
+    samples = settings.samples
+    require(
+        samples <= len(pool),
+        f"data.samples={samples} for each client, but the pool has {len(pool)} rows: give 1 to "
+        f"{len(pool)}.",
+        key="data.samples",
+    )
+    if kind.mix is None:
+        drawable = [name for name, known in PARTITIONS.items() if known.mix]
+        raise UserError(
+            f"data.partition={settings.partition} deals rows out, so clients cannot draw "
+            f"data.samples={samples} of their own: use {', '.join(drawable)}, or data.samples=0.",
+            key="data.partition",
+        )
+    by_class = class_pools(labels[pool], rng.generator(seed, "partition"))
+    draw_counts = kind.mix(class_sizes(by_class), settings)
+    pools = tuple(pool[rows] for rows in by_class)
+    return VirtualRows(settings.clients, samples, pools, draw_counts, seed)
+
+
 def partition_kind(name: str) -> PartitionKind:
-    """Return the partition of a word of `data.partition`, ours or "package.module:function"."""
+    """Return the partition that `data.partition` names, ours or "package.module:function"."""
     return PARTITIONS[name] if name in PARTITIONS else own_partition(name)
 
 

@@ -47,7 +47,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_word(value: Any) -> str:
-    """Write a value so that `config.loading.parse_words` reads it back as it was."""
+    """Write a value so that `config.loading.parse_overrides` reads it back as it was."""
     if not isinstance(value, str):
         return json.dumps(_as_list(value))
     try:

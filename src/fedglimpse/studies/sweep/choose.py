@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.config.checks import pick_device
-from fedglimpse.config.loading import parse_words, read_stored, read_toml
+from fedglimpse.config.loading import parse_overrides, read_stored, read_toml
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.plugins import changed_code
@@ -75,7 +75,7 @@ def _parse_only(word: str) -> tuple[str, Any]:
         )
     if key in ("setting", "variant"):
         return key, text.lower()
-    return key, parse_words([word])[key]
+    return key, parse_overrides([word])[key]
 
 
 def not_finished_in(cells: Sequence[Cell], configs: Configs, studies: Sequence[Path]) -> list[Cell]:
