@@ -74,29 +74,18 @@ class LaneProbe:
         if not record["selected"]:
             return None
         round_num = record["round"]
-        sizes = self.population.sizes
-        clients = [i for i in range(self.population.num_clients) if sizes[i]]
-        visible = [i for i in record["visible"] if sizes[i]]
-        of_visible: dict[int, ClientGradient] = {}
-        losses = []
-        total = None
-        for client in clients:  # one at a time: gradients of invisible clients are not stored
-            batch_size = self.batch_size if client in visible else LARGE_BATCH
-            measured = self._client_gradient(state, client, round_num, batch_size)
-            losses.append(measured.loss)
-            total = measured.gradient.double() if total is None else total + measured.gradient
-            if client in visible:
-                of_visible[client] = measured
-        assert total is not None
-        objective = total / len(clients)
-        gradients = torch.stack([of_visible[i].gradient for i in visible]).double()  # [V, P]
+        visible = [client for client in record["visible"] if self.population.sizes[client]]
+        loss, objective, of_visible = self._all_gradients(state, visible, round_num)
+        gradients = torch.stack(
+            [of_visible[client].gradient for client in visible]
+        ).double()  # [V, P]
         cluster = gradients.mean(0)
         spread = float((gradients - cluster).square().sum(1).mean())
-        chosen = gradients[torch.tensor([visible.index(i) for i in record["selected"]])]
+        chosen = gradients[torch.tensor([visible.index(client) for client in record["selected"]])]
         weights = torch.tensor(record["weights"], dtype=torch.double)
         return Measurement(
             round=round_num,
-            loss=sum(losses) / len(losses),
+            loss=loss,
             gradient=_squared_norm(objective),
             gap=_squared_norm(objective - cluster),
             spread=spread,
@@ -110,6 +99,25 @@ class LaneProbe:
             selected=len(chosen),
             **_terms_of_q(gradients, visible, record),
         )
+
+    def _all_gradients(
+        self, state: Tensor, visible: Sequence[int], round_num: int
+    ) -> tuple[float, Tensor, dict[int, ClientGradient]]:
+        """Return F and its gradient `[P]` over all clients, and the gradients of visible ones."""
+        losses = []
+        total = None
+        of_visible = {}
+        for client, size in enumerate(self.population.sizes):
+            if not size:
+                continue
+            batch_size = self.batch_size if client in visible else LARGE_BATCH
+            measured = self._client_gradient(state, client, round_num, batch_size)
+            losses.append(measured.loss)
+            total = measured.gradient.double() if total is None else total + measured.gradient
+            if client in visible:
+                of_visible[client] = measured
+        assert total is not None
+        return sum(losses) / len(losses), total / len(losses), of_visible
 
     def _client_gradient(
         self, state: Tensor, client: int, round_num: int, batch_size: int

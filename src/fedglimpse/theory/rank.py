@@ -97,7 +97,9 @@ def correlations_of(lanes: Mapping[str, Sequence[LanePanel]]) -> dict[str, Corre
 
 def _within_seeds(lanes: Mapping[str, Sequence[LanePanel]], measure: Measure) -> list[float]:
     """Return the correlation over methods within each seed that all methods have."""
-    by_seed = [{lane.seed: lane for lane in seeds} for seeds in lanes.values()]
+    by_seed = []  # of each method: seed -> lane
+    for of_method in lanes.values():
+        by_seed.append({lane.seed: lane for lane in of_method})
     common_seeds = set.intersection(*map(set, by_seed))
     correlations = []
     for seed in sorted(common_seeds):
