@@ -84,8 +84,10 @@ class Agents:
             seeds: of the lanes.
             device: where networks and memory live.
         """
-        self.config, self.sizes = config, sizes
-        self.seeds, self.device = list(seeds), device
+        self.config = config
+        self.sizes = sizes
+        self.seeds = list(seeds)
+        self.device = device
         self.lanes = len(self.seeds)
         self.learner = AgentLearner(config, sizes, seeds, device)
         self.memory = ReplayMemory(self.lanes, config, sizes, device)
@@ -212,8 +214,11 @@ class Agents:
         results = {}
         for lane, td_loss in enumerate(td_losses.tolist()):
             if lane in drawn:
-                now, later = drawn[lane].visible.max(axis=(1, 2)).tolist()
-                flops = update_flops(self._flops_of_set(now), self._flops_of_set(later))
+                flops_now, flops_later = (
+                    self._flops_of_set(visible)
+                    for visible in drawn[lane].visible.max(axis=(1, 2)).tolist()
+                )
+                flops = update_flops(flops_now, flops_later)
                 results[lane] = LearningResult(td_loss, drawn[lane].entries.size * flops)
         return results
 
@@ -221,22 +226,24 @@ class Agents:
         """Draw the transitions of a lane's mini-batches; None: too few yet."""
         memory = self.memory
         starts = memory.starts(lane)
-        times, count = self.config.updates_per_round, len(starts)
+        times = self.config.updates_per_round
+        count = len(starts)
         if count < self.config.learn_start or not times:
             return None
         orders = rng.shuffles(self.seeds[lane], "replay", round_num, times, count).numpy()
         entries = starts[orders[:, : self.config.batch_size]]  # [m, size]
-        both = np.stack([entries, entries + self.config.n_step])
+        first_and_last = np.stack([entries, entries + self.config.n_step])
         oldest_needed = entries.min() - self.config.history
         return Drawn(
             entries,
-            visible=memory.visible[lane, both % memory.capacity],
+            visible=memory.visible[lane, first_and_last % memory.capacity],
             has_history=bool(oldest_needed >= memory.oldest[lane]),
         )
 
     def _task(self, drawn: Mapping[int, Drawn]) -> LearningTask:
         """Put the draws of all lanes together, padded to full mini-batches."""
-        times, size = self.config.updates_per_round, self.config.batch_size
+        times = self.config.updates_per_round
+        size = self.config.batch_size
         oldest = torch.from_numpy(self.memory.oldest)[:, None]  # [R, 1]
         entries = oldest[:, None].repeat(1, times, size)
         weights = torch.zeros(self.lanes, times, size)
@@ -264,19 +271,20 @@ class Agents:
             sketches = standardised(sketches, task.mean, task.factor)
         lanes = torch.arange(self.lanes, device=self.device)[:, None]
         sampled = Sampled(lanes, task.entries, task.oldest, sketches)
-        once = self.config.targets_once
-        all_futures = self._future(sampled, width, full) if once else None
+        all_futures = None
+        if self.config.targets_once:
+            all_futures = self._future(sampled, width, full)
         size = self.config.batch_size
         losses = torch.zeros(self.lanes, device=self.device)
         for start in range(0, task.entries.shape[1], size):
-            part = slice(start, start + size)  # one mini-batch of each lane
-            batch_of = sampled._replace(entries=task.entries[:, part])
+            mini_batch = slice(start, start + size)  # of each lane
+            in_batch = sampled._replace(entries=task.entries[:, mini_batch])
             if all_futures is None:
-                future = self._future(batch_of, width, full)
+                future = self._future(in_batch, width, full)
             else:
-                future = all_futures[:, part]
-            batch = self.memory.gather(batch_of, width)
-            weights = task.weights[:, part]
+                future = all_futures[:, mini_batch]
+            batch = self.memory.gather(in_batch, width)
+            weights = task.weights[:, mini_batch]
             losses += self.learner.update(batch, future, weights, task.active, full)
         return losses / self.config.updates_per_round
 
@@ -288,10 +296,11 @@ class Agents:
         """
         if self.device.type == "cuda":
             return self.learner.future(self.memory.gather_next(sampled, width), full)
-        once, places = distinct(sampled.entries)
-        later = self.memory.gather_next(sampled._replace(entries=once), width)
+        entries, positions = distinct(sampled.entries)
+        later = self.memory.gather_next(sampled._replace(entries=entries), width)
         values = self.learner.future(later, full)  # [R, U] or [R, U, C]
-        return torch.stack([row[where] for row, where in zip(values, places, strict=True)])
+        of_lanes = zip(values, positions, strict=True)
+        return torch.stack([of_lane[position] for of_lane, position in of_lanes])
 
     def _flops_of_set(self, visible: int) -> int:
         """Count one pass over one visible set; each size is counted once."""
@@ -345,15 +354,22 @@ class Agents:
 
 
 def distinct(entries: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return every entry number of each lane once, and where each of `entries` is found there.
+    """Return each entry number of a lane once, and where each of `entries` is among these.
 
     Args:
         entries: with repetitions.  # [R, B]
 
     Returns:
-        Entry numbers `[R, U]`, padded with repetitions, and the place of each of `entries` `[B]`.
+        Entry numbers `[R, U]`, padded with repetitions, and positions `[B]` for each lane.
     """
-    once, places = zip(*(row.unique(return_inverse=True) for row in entries), strict=True)
-    longest = max(len(row) for row in once)
-    padded = [F.pad(row, (0, longest - len(row)), value=int(row[0])) for row in once]
-    return torch.stack(padded), list(places)
+    unique: list[Tensor] = []
+    positions: list[Tensor] = []
+    for of_lane in entries:
+        numbers, inverse = of_lane.unique(return_inverse=True)
+        unique.append(numbers)
+        positions.append(inverse)
+    longest = max(map(len, unique))
+    padded = []
+    for numbers in unique:
+        padded.append(F.pad(numbers, (0, longest - len(numbers)), value=int(numbers[0])))
+    return torch.stack(padded), positions

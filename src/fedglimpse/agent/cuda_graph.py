@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -36,15 +37,13 @@ class Graphed(Generic[T]):
             key: objects that the function holds on to.
         """
         shapes = [(tensor.shape, tensor.dtype) for tensor in inputs]
-        if (
-            self._key is None
-            or shapes != self._shapes
-            or any(a is not b for a, b in zip(key, self._key, strict=True))
-        ):
+        same_key = len(key) == len(self._key) and all(map(operator.is_, key, self._key))
+        if shapes != self._shapes or not same_key:
             self._record(function, inputs, changed)
-            self._key, self._shapes = key, shapes
-        for place, tensor in zip(self._inputs, inputs, strict=True):
-            place.copy_(tensor)
+            self._key = key
+            self._shapes = shapes
+        for recorded, tensor in zip(self._inputs, inputs, strict=True):
+            recorded.copy_(tensor)
         self._graph.replay()
         return self._output
 

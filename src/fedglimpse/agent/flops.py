@@ -24,17 +24,21 @@ def forward_flops(
         sets: B, visible sets in the batch.
         visible: V, padding included.
     """
-    d, length = config.d_token, config.history + 1
-    clients, past = sets * visible, sets * length
-    total = clients * features * d + past * sketch_dim * d
+    d = config.d_token
+    length = config.history + 1
+    clients = sets * visible
+    total = clients * features * d + sets * length * sketch_dim * d  # the encoder
     if config.spatial_attention:
         total += _attention(d, sets, visible, visible)
     if config.temporal_attention:
-        total += _attention(d, sets, length, length) + _attention(d, sets, visible, length)
+        total += _attention(d, sets, length, length)
+        total += _attention(d, sets, visible, length)
     hidden = max(d // 2, 8)
-    width = d + (0 if config.identity == "none" else config.identity_dim)
+    width = d if config.identity == "none" else d + config.identity_dim
     head = width * hidden + hidden * outputs
-    total += (clients + sets) * head + (sets * d * hidden if config.advantage_context else 0)
+    total += (clients + sets) * head  # advantages of clients, values of sets
+    if config.advantage_context:
+        total += sets * d * hidden
     return 2 * total
 
 
@@ -43,11 +47,11 @@ def _attention(d: int, sets: int, rows: int, context: int) -> int:
     return sets * (rows * d * d + context * 2 * d * d + 2 * rows * context * d)
 
 
-def update_flops(now: int, later: int) -> int:
+def update_flops(current: int, later: int) -> int:
     """Count one mini-batch from its forward costs: a backward pass is twice its forward.
 
     Args:
-        now: forward cost of the observations that are learnt from.
+        current: forward cost of the observations that are learnt from.
         later: forward cost of the next observations, read by both networks.
     """
-    return 3 * now + 2 * later
+    return 3 * current + 2 * later

@@ -18,7 +18,9 @@ from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.memory import NextRounds, NStepBatch
 from fedglimpse.agent.network import QNetwork
 
-_BETAS, _EPS = (0.9, 0.999), 1e-8  # torch.optim.Adam's defaults
+_FAST = 0.9  # defaults of torch.optim.Adam: betas and eps
+_SLOW = 0.999
+_EPS = 1e-8
 _CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
 _IDENTITIES = "identity.weight"
 
@@ -56,12 +58,13 @@ class AgentLearner:
         self, config: AgentConfig, sizes: AgentSizes, seeds: Sequence[int], device: torch.device
     ) -> None:
         """Start with the target as a copy of the online network (Algorithm 1, line 4)."""
-        self.config, self.lr = config, config.lr
+        self.config = config
+        self.lr = config.lr
         self.online = QNetwork(config, sizes, seeds, device)
         self.target = QNetwork(config, sizes, seeds, device).requires_grad_(False)
-        rows = self.online.rows  # [R, P]
-        self.mean, self.square = torch.zeros_like(rows), torch.zeros_like(rows)  # of Adam
-        self.steps = torch.zeros(len(rows), 1, device=device)
+        self.mean = torch.zeros_like(self.online.rows)  # [R, P] of Adam
+        self.square = torch.zeros_like(self.online.rows)
+        self.steps = torch.zeros(len(seeds), 1, device=device)
         self.parameters = list(self.online.parameters())
         self.decay = self._decay()
         self._equal_decay = _runs(self.decay.tolist())
@@ -171,14 +174,13 @@ class AgentLearner:
 
     def _adam(self, gradient: Tensor, active: Tensor) -> None:
         """Step all rows at once, without a look at who is active: a CUDA graph records this."""
-        fast, slow = _BETAS
         gradient = torch.addcmul(gradient, self.online.rows, self.decay)
         self.steps += active
-        self.mean.lerp_(gradient, (1 - fast) * active)
-        self.square.lerp_(gradient.square(), (1 - slow) * active)
-        later = self.steps.clamp(min=1)
-        size = active * (self.lr / (1 - fast**later))  # [R, 1]
-        deviation = (self.square * (1 / (1 - slow**later))).sqrt_().add_(_EPS)
+        self.mean.lerp_(gradient, (1 - _FAST) * active)
+        self.square.lerp_(gradient.square(), (1 - _SLOW) * active)
+        step = self.steps.clamp(min=1)
+        size = active * (self.lr / (1 - _FAST**step))  # [R, 1]
+        deviation = (self.square * (1 / (1 - _SLOW**step))).sqrt_().add_(_EPS)
         self.online.rows.addcmul_(self.mean / deviation, size, value=-1.0)
 
     def _fused_adam(self, gradient: Tensor, active: Tensor) -> None:
@@ -192,8 +194,8 @@ class AgentLearner:
                 [matrix[lane, columns] for lane in lanes] for matrix in matrices
             )
             torch._fused_adam_(
-                weights, gradients, means, squares, [], steps, lr=self.lr, beta1=_BETAS[0],
-                beta2=_BETAS[1], weight_decay=decay, eps=_EPS, amsgrad=False, maximize=False,
+                weights, gradients, means, squares, [], steps, lr=self.lr, beta1=_FAST,
+                beta2=_SLOW, weight_decay=decay, eps=_EPS, amsgrad=False, maximize=False,
             )  # fmt: skip
 
     def start_from(self, lane: int, weights: dict[str, Tensor]) -> None:

@@ -68,8 +68,10 @@ class ReplayMemory:
         self, lanes: int, config: AgentConfig, sizes: AgentSizes, device: torch.device
     ) -> None:
         """Allocate `config.buffer` rounds for each lane."""
-        self.config, self.device = config, device
-        self.lanes, self.capacity = lanes, config.buffer
+        self.config = config
+        self.device = device
+        self.lanes = lanes
+        self.capacity = config.buffer
         self.width = FIRST_WIDTH  # room for visible clients in a row
         self.count = np.zeros(lanes, dtype=np.int64)  # rounds ever added, numbered from 0; round e
         self.oldest = np.zeros(lanes, dtype=np.int64)  # is in row e % capacity until overwritten
@@ -97,8 +99,9 @@ class ReplayMemory:
         while max(len(item.ids) for item in rounds.values()) > self.width:
             self._widen()
         lanes = np.fromiter(rounds, dtype=np.int64)
-        places = self.count[lanes] % self.capacity
-        where = tuple(torch.from_numpy(part).to(self.device) for part in (lanes, places))
+        row_numbers = self.count[lanes] % self.capacity
+        lane_index = torch.from_numpy(lanes).to(self.device)
+        row_index = torch.from_numpy(row_numbers).to(self.device)
         for name, rows in self.rows.items():
             values = torch.zeros(len(lanes), *rows.shape[2:], dtype=rows.dtype)
             for row, item in zip(values, rounds.values(), strict=True):
@@ -108,10 +111,10 @@ class ReplayMemory:
                     row[: len(item.ids)] = getattr(item, name)
                 else:
                     row.copy_(torch.as_tensor(getattr(item, name)))
-            rows[where] = values.to(self.device)
-        for lane, place, item in zip(lanes, places, rounds.values(), strict=True):
-            self.visible[lane, place] = len(item.ids)
-            self.usable[lane, place] = bool(item.chosen.any())
+            rows[lane_index, row_index] = values.to(self.device)
+        for lane, row_number, item in zip(lanes, row_numbers, rounds.values(), strict=True):
+            self.visible[lane, row_number] = len(item.ids)
+            self.usable[lane, row_number] = bool(item.chosen.any())
         self.count[lanes] += 1
         self.oldest = np.maximum(self.count - self.capacity, 0)
 
@@ -153,24 +156,26 @@ class ReplayMemory:
 
     def _observe(self, sampled: Sampled, width: int) -> Observation:
         """Rebuild what was seen in the sampled rounds."""
-        lanes, entries = sampled.lanes, sampled.entries
+        lanes = sampled.lanes
+        entries = sampled.entries
         sketches = sampled.sketches
         back = torch.arange(-self.config.history, 1, device=self.device)
         window = entries.unsqueeze(2) + back  # [R, B, H+1] round numbers
-        places = lanes.unsqueeze(2) * sketches.shape[1] + window % sketches.shape[1]
+        capacity = sketches.shape[1]
+        flat_rows = lanes.unsqueeze(2) * capacity + window % capacity
         return Observation(
             clients=self._rows("clients", lanes, entries)[:, :, :width],
             ids=self._rows("ids", lanes, entries)[:, :, :width],
             mask=self._rows("mask", lanes, entries)[:, :, :width],
-            history=F.embedding(places, sketches.flatten(0, 1)),
+            history=F.embedding(flat_rows, sketches.flatten(0, 1)),
             history_mask=window >= sampled.oldest.unsqueeze(2),
         )
 
     def _rows(self, name: str, lanes: Tensor, entries: Tensor) -> Tensor:
         """Return rows of rounds; `lanes` and `entries` are of one shape or broadcast to it."""
-        places = lanes * self.capacity + entries % self.capacity
-        rows = self.rows[name].flatten(0, 1).index_select(0, places.flatten())
-        return rows.view(*places.shape, *rows.shape[1:])
+        flat_rows = lanes * self.capacity + entries % self.capacity
+        rows = self.rows[name].flatten(0, 1).index_select(0, flat_rows.flatten())
+        return rows.view(*flat_rows.shape, *rows.shape[1:])
 
     def _widen(self) -> None:
         """Double the room for visible clients."""

@@ -204,7 +204,9 @@ class SpatioTemporal(nn.Module):
 
     def __init__(self, lanes: int, config: AgentConfig) -> None:
         super().__init__()
-        dim, heads, length = config.d_token, config.heads, config.history + 1
+        dim = config.d_token
+        heads = config.heads
+        length = config.history + 1
         self.heads = heads
         self.spatial = SelfAttention(lanes, dim, heads) if config.spatial_attention else None
         self.temporal: SelfAttention | None = None
@@ -365,8 +367,10 @@ class QNetwork(nn.Module):
             device: where the parameters live.
         """
         super().__init__()
-        lanes, dim = len(seeds), config.d_token
-        features, outputs = sizes.features(config), sizes.outputs(config)
+        lanes = len(seeds)
+        dim = config.d_token
+        features = sizes.features(config)
+        outputs = sizes.outputs(config)
         identity_dim = config.identity_dim if config.identity == "table" else 0
         self.per_class = config.q_output == "per_class"
         self.identity = (

@@ -20,7 +20,8 @@ from fedglimpse.errors import UserError
 
 _TABLE = "identity.weight"
 _AUXILIARY = "histogram_head."
-_RETIRED = {"encoder": "attention", "history_input": "models"}  # what older policies may differ in
+# Settings that were removed, with the only values whose policies still fit.
+_RETIRED = {"encoder": "attention", "history_input": "models"}
 
 
 def pack(weights: dict[str, Tensor], config: AgentConfig, sizes: AgentSizes) -> dict[str, Any]:
@@ -42,13 +43,12 @@ def pack(weights: dict[str, Tensor], config: AgentConfig, sizes: AgentSizes) -> 
 
 def check(policy: dict[str, Any], config: AgentConfig, sizes: AgentSizes) -> None:
     """Raise UserError where the policy does not fit an agent built from `config` and `sizes`."""
-    for key, ours in _RETIRED.items():
-        _check_same(f"agent.{key}", policy["agent"].get(key, ours), ours)
-    theirs_all = {**asdict(AgentConfig()), **policy["agent"]}  # older policies lack newer keys
-    pairs = {f"agent.{key}": (theirs_all[key], getattr(config, key)) for key in ARCHITECTURE}
-    pairs["sketch.size"] = (policy["sketch_dim"], sizes.sketch_dim)
-    for key, (theirs, ours) in pairs.items():
-        _check_same(key, theirs, ours)
+    settings = {**asdict(AgentConfig()), **_RETIRED, **policy["agent"]}  # older ones lack keys
+    for key, only_value in _RETIRED.items():
+        _check_same(f"agent.{key}", settings[key], only_value)
+    for key in ARCHITECTURE:
+        _check_same(f"agent.{key}", settings[key], getattr(config, key))
+    _check_same("sketch.size", policy["sketch_dim"], sizes.sketch_dim)
     classes = policy["num_classes"]
     if config.q_output == "per_class" and classes != sizes.num_classes:
         raise UserError(
@@ -58,22 +58,22 @@ def check(policy: dict[str, Any], config: AgentConfig, sizes: AgentSizes) -> Non
 
 
 def check_lessons(policy: dict[str, Any], config: AgentConfig) -> None:
-    """Raise UserError where an agent would learn on from rewards of another kind."""
-    theirs = policy["agent"].get("reward", AgentConfig.reward)  # older policies lack the key
-    _check_same("agent.reward", theirs, config.reward)
+    """Raise UserError where an agent would continue to learn from rewards of another kind."""
+    reward = policy["agent"].get("reward", AgentConfig.reward)  # older policies lack the key
+    _check_same("agent.reward", reward, config.reward)
 
 
 def check_sketch(policy: dict[str, Any], sketch: Mapping[str, Any]) -> None:
     """Raise UserError where a policy has learnt from other sketches; older ones do not say."""
-    for key, theirs in policy.get("sketch", {}).items():
-        _check_same(f"sketch.{key}", theirs, sketch[key])
+    for key, value in policy.get("sketch", {}).items():
+        _check_same(f"sketch.{key}", value, sketch[key])
 
 
-def _check_same(key: str, theirs: Any, ours: Any) -> None:
-    if theirs != ours:
+def _check_same(key: str, of_policy: Any, of_run: Any) -> None:
+    if of_policy != of_run:
         raise UserError(
-            f"The policy was trained with {key}={theirs}, this run has {key}={ours}: "
-            f"set {key}={theirs} or load another policy.",
+            f"The policy was trained with {key}={of_policy}, this run has {key}={of_run}: "
+            f"set {key}={of_policy} or load another policy.",
             key=key,
         )
 
@@ -89,14 +89,15 @@ def fitted(policy: dict[str, Any], fresh: dict[str, Tensor]) -> dict[str, Tensor
         fresh: first weights of the network that takes it over.
     """
     weights: dict[str, Tensor] = {}
-    for name, own in fresh.items():
+    for name, fresh_weight in fresh.items():
         saved = policy["network"].get(name)
         if name == _TABLE:
-            weights[name] = own.clone()
-            known = min(len(own), len(saved))
-            weights[name][:known] = saved[:known]
-        elif name.startswith(_AUXILIARY) and (saved is None or saved.shape != own.shape):
-            weights[name] = own
+            table = fresh_weight.clone()
+            shared_rows = min(len(table), len(saved))
+            table[:shared_rows] = saved[:shared_rows]
+            weights[name] = table
+        elif name.startswith(_AUXILIARY) and (saved is None or saved.shape != fresh_weight.shape):
+            weights[name] = fresh_weight
         else:
             weights[name] = saved
     return weights
@@ -109,12 +110,10 @@ def read_policy(path: str) -> dict[str, Any]:
         if not {"agent", "network", "known_ids"} <= policy.keys():
             raise KeyError
     except FileNotFoundError:
-        there = sorted(Path(path).parent.glob(f"{Path(path).stem}-*{Path(path).suffix}"))
-        hint = (
-            f"there is {there[0]}, of one of several seeds"
-            if there
-            else ("a run with agent.save=FILE writes one")
-        )
+        of_seeds = sorted(Path(path).parent.glob(f"{Path(path).stem}-*{Path(path).suffix}"))
+        hint = "a run with agent.save=FILE writes one"
+        if of_seeds:
+            hint = f"there is {of_seeds[0]}, of one of several seeds"
         raise UserError(f"agent.load={path}: there is no such file; {hint}.") from None
     except Exception as error:
         raise UserError(
@@ -125,7 +124,7 @@ def read_policy(path: str) -> dict[str, Any]:
 
 
 def check_use(save: str, load: str, method: str, selector: object) -> None:
-    """Raise UserError where a policy is asked for that the method has not, or has no place for."""
+    """Raise UserError for a method without policies, or a path that cannot be written."""
     for key, path in (("save", save), ("load", load)):
         if path and not hasattr(selector, "policy"):
             raise UserError(
@@ -136,13 +135,13 @@ def check_use(save: str, load: str, method: str, selector: object) -> None:
         check_place(save)
 
 
-def check_place(path: str, asked: str = "agent.save") -> None:
-    """Raise UserError where a policy could not be written, before it is learnt."""
+def check_place(path: str, key: str = "agent.save") -> None:
+    """Raise UserError where a policy could not be written, before anything is learnt."""
     target = Path(path).absolute()
-    there = next(folder for folder in target.parents if folder.exists())
-    if target.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+    existing = next(folder for folder in target.parents if folder.exists())
+    if target.is_dir() or not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(
-            f"{asked}={path} cannot be written: name a file in a folder where you may write."
+            f"{key}={path} cannot be written: name a file in a folder where you may write."
         )
 
 

@@ -26,7 +26,8 @@ class PooledMemories:
 
     def __init__(self, agents: Agents) -> None:
         """Take what the lanes of `agents` remember; later rounds are not noticed."""
-        self.agents, self.config = agents, agents.config
+        self.agents = agents
+        self.config = agents.config
         memory = agents.memory
         self.starts = torch.cat([self._starts_of(lane) for lane in range(agents.lanes)])  # [M, 2]
         self.width = max(int(memory.visible.max()), 1)
@@ -65,7 +66,8 @@ class PooledMemories:
             seed: of the draws.
             after: called after every lesson.
         """
-        size, device = self.config.batch_size, self.agents.device
+        size = self.config.batch_size
+        device = self.agents.device
         weights = torch.full((1, size), 1 / size, device=device)
         active = torch.ones(1, 1, device=device)
         losses = []
@@ -97,7 +99,8 @@ class PooledMemories:
                 continue
             batch = self.agents.memory.gather(self.sampled(starts), self.width)
             q = class_scores(pupil.learner.online(batch.obs)[0][0], self.config.per_class_score)
-            mask, chosen = batch.obs.mask[0], batch.chosen[0]
+            mask = batch.obs.mask[0]
+            chosen = batch.chosen[0]
             some_left = (chosen.sum(1) < mask.sum(1)).cpu()  # not everybody was selected
             values = advantage(q, mask, chosen).cpu()[some_left]
             changes = reward_changes(self.agents, lane, starts[:, 1])[some_left]
@@ -126,7 +129,7 @@ def advantage(q: Tensor, mask: Tensor, chosen: Tensor) -> Tensor:
 def reward_changes(agents: Agents, lane: int, rounds: Tensor) -> Tensor:
     """Return the change of the reward in rounds of a lane `[B]`, over classes the mean."""
     rewards = agents.memory.rows["reward"][lane].cpu().mean(1)  # [capacity]
-    now = rewards[rounds % len(rewards)]
+    current = rewards[rounds % len(rewards)]
     if agents.config.reward == "change":
-        return now
-    return now - rewards[(rounds - 1) % len(rewards)]
+        return current
+    return current - rewards[(rounds - 1) % len(rewards)]

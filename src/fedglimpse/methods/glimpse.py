@@ -54,7 +54,9 @@ class GlimpseSelector:
             seed: of the run.
             device: where the networks live.
         """
-        self.config, self.needs, self.frozen = config, config.needs, config.frozen
+        self.config = config
+        self.needs = config.needs
+        self.frozen = config.frozen
         self.num_classes = num_classes
         self.sketch: dict[str, Any] = {}  # how sketches are made, for the policy
         self.step = 0  # rounds acted: the t of the epsilon schedule
@@ -81,7 +83,8 @@ class GlimpseSelector:
         if not is_shared or agents.lanes != len(selectors):
             agents = Agents.joined([(selector.agents, selector.lane) for selector in selectors])
             for lane, selector in enumerate(selectors):
-                selector.agents, selector.lane = agents, lane
+                selector.agents = agents
+                selector.lane = lane
         return GlimpseGroup(selectors)
 
     @property
@@ -173,7 +176,8 @@ class GlimpseSelector:
         if not frozen:
             check_lessons(policy, self.config)
         self.agents.load_policy(self.lane, policy, keep_scale)
-        self.step, self.frozen = policy["step"], frozen
+        self.step = policy["step"]
+        self.frozen = frozen
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume after a finished round."""
@@ -186,7 +190,8 @@ class GlimpseSelector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from `state`."""
         self.agents.load_state_dict(self.lane, state)
-        self.step, self.frozen = state["step"], state["frozen"]
+        self.step = state["step"]
+        self.frozen = state["frozen"]
         if self.shaping is not None:
             self.shaping.load_state_dict(state["shaping"])
 
