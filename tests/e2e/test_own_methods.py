@@ -266,7 +266,7 @@ def test_compare_gives_the_permission_to_oracles_only(
     words = ["compare", OWN, "fedavg", *TINY, "-q", "--out", str(tmp_path / "c")]
     done = CliRunner().invoke(app, [*words, "options.allow_oracle=true"])
     assert done.exit_code == 0, done.exception
-    assert "(oracle)" in next(line for line in done.stdout.splitlines() if "build" in line)
+    assert f"| {OWN} (oracle)" in done.stdout
     assert "(oracle)" not in next(line for line in done.stdout.splitlines() if "fedavg" in line)
 
 

@@ -34,8 +34,9 @@ def weighted_delta(state: Tensor, update: Update) -> Tensor:
     shares = torch.where(total > 0, weights / total.clamp(min=1e-30), equal_shares)
     parameters = update.deltas[..., : update.num_params]
     buffers = update.deltas[..., update.num_params :]
-    change = torch.cat([_weighted_sum(weights, parameters), _weighted_sum(shares, buffers)], dim=-1)
-    return state + change
+    parameter_change = _weighted_sum(weights, parameters)
+    buffer_change = _weighted_sum(shares, buffers)
+    return state + torch.cat([parameter_change, buffer_change], dim=-1)
 
 
 def _weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:

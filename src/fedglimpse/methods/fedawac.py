@@ -94,8 +94,9 @@ class ConsistencyWindow(TemporalWindow):
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        logits = update.reports["proxy_logits"].double()
-        v = variances(logits.view(len(logits), -1, self.num_classes), self.options.mode)
+        flat = update.reports["proxy_logits"].double()  # [K, P * C]
+        logits = flat.view(len(flat), -1, self.num_classes)
+        v = variances(logits, self.options.mode)
         self.applied = consistency_weights(v, update.sizes, self.options)
         aggregate = weighted_delta(state, replace(update, weights=self.applied.to(state)))
         past = [model.to(state) for model in self.past]

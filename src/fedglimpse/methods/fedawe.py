@@ -69,7 +69,8 @@ class Echo(WeightedDelta):
         mean = rounds_away @ parameters / len(rounds_away)
         if not self.options.clip:
             return mean
-        return mean * (self.options.clip / mean.norm().clamp(min=1e-30)).clamp(max=1)
+        factor = self.options.clip / mean.norm().clamp(min=1e-30)
+        return mean * factor.clamp(max=1)
 
     def _drop_unused_models(self) -> None:
         rounds_in_use = set(self.last.tolist())

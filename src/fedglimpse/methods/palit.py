@@ -156,9 +156,10 @@ class Trust:
         num_params = update.num_params
         divergence, norms, change = directions(update.deltas[:, :num_params], state[:num_params])
         norms = norms.cpu()
-        unusual_norms = unusual(norms, self.norms[ids])
-        self.norms[ids] = torch.cat([self.norms[ids, 1:], norms[:, None]], dim=1)
-        return ((divergence.cpu() + unusual_norms + change.cpu()) / 3).clamp(max=1.0)
+        past_norms = self.norms[ids]  # [K, 5]
+        self.norms[ids] = torch.cat([past_norms[:, 1:], norms[:, None]], dim=1)
+        total = divergence.cpu() + unusual(norms, past_norms) + change.cpu()
+        return (total / 3).clamp(max=1.0)
 
     def judge(self, score: float, round_num: int) -> dict[str, float]:
         """Update trust and belief by the score of the round, and learn from it."""

@@ -87,7 +87,8 @@ def is_oracle(name: str) -> bool:
     """True for a method that reads what no server may know, with its default options."""
     options = {} if ":" in name else info(name).example_options
     config = Config(method=name, options={**options, PERMISSION: True})
-    setting = Setting(config, 0, torch.full((30,), 10), num_classes=10, num_params=100)
+    sizes = torch.full((30,), 10)
+    setting = Setting(config, seed=0, sizes=sizes, num_classes=10, num_params=100)
     return not ORACLES.isdisjoint(reads(build(name, setting)))
 
 

@@ -110,10 +110,12 @@ class ActionAgent:
 
     def add(self, **values: Tensor) -> None:
         """Store K transitions, `state`, `action`, `reward` and `after`, over the oldest ones."""
-        rows = (torch.arange(len(values["action"])) + self.count) % len(self.rows["action"])
+        num_new = len(values["action"])
+        capacity = len(self.rows["action"])
+        rows = (torch.arange(num_new) + self.count) % capacity
         for name, value in values.items():
             self.rows[name][rows] = value
-        self.count += len(rows)
+        self.count += num_new
 
     def learn(self, round_num: int) -> tuple[float | None, int]:
         """Take one step on one mini-batch; returns the TD loss and the FLOPs."""

@@ -102,8 +102,9 @@ class PopulationMemory:
     def see(self, ids: Tensor, sketches: Tensor, round_num: int) -> None:
         """Store new sketches `[K, q]` of these clients; once per ring, drop unused versions."""
         new_rows = torch.arange(len(ids)) + len(self.versions)
+        round_nums = torch.full((len(ids),), round_num)
         self.versions = torch.cat([self.versions, sketches])
-        self.seen_in = torch.cat([self.seen_in, torch.full((len(ids),), round_num)])
+        self.seen_in = torch.cat([self.seen_in, round_nums])
         self.latest[ids] = new_rows.int()
         if self.count % self.capacity == 0:
             self._drop_unused_versions()
@@ -128,9 +129,10 @@ class PopulationMemory:
     def observe(self, entries: Tensor) -> PopulationObservation:
         """Rebuild what was seen in these rounds."""
         row = entries % self.capacity
-        states = self.states(
-            self.rows["latest"][row], self.rows["sketch"][row], self.rows["round_num"][row]
-        )
+        latest = self.rows["latest"][row]
+        sketches = self.rows["sketch"][row]
+        round_nums = self.rows["round_num"][row]
+        states = self.states(latest, sketches, round_nums)
         return PopulationObservation(states, torch.arange(len(row)), self.rows["visible"][row])
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,9 +28,9 @@ class ActorCritic(nn.Module):
         """Build with weights drawn from `seed` alone."""
         super().__init__()
         with rng.isolated(seed, "ppo"):
-            self.actor = nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+            self.actor = _two_layers(features, hidden, 2)
             self.reader = nn.Sequential(nn.Linear(features, hidden), nn.Tanh())
-            self.critic = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+            self.critic = _two_layers(hidden, hidden, 1)
         output = self.actor[-1]
         assert isinstance(output, nn.Linear)
         with torch.no_grad():
@@ -46,9 +46,14 @@ class ActorCritic(nn.Module):
         """
         mu, log_sigma = self.actor(clients).unbind(-1)
         hidden = self.reader(clients) * mask[..., None]  # [B, K, H]
-        mean = hidden.sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
+        count = mask.sum(dim=1, keepdim=True).clamp_min(1)  # [B, 1]
+        mean = hidden.sum(dim=1) / count
         value = self.critic(mean).squeeze(-1)
         return mu, log_sigma.clamp(*LOG_SIGMA), value
+
+
+def _two_layers(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
 class ActedRound(NamedTuple):
