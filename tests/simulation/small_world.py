@@ -135,8 +135,8 @@ def population(sizes: Sequence[int] = SIZES) -> Population:
     x = torch.randn(total + 12, FEATURES, generator=draw)
     x[torch.arange(total + 12), y] += 1.5
     data = Dataset("small", "small", x[:total], y[:total], x[total:], y[total:], CLASSES)
-    parts = torch.arange(sum(sizes)).split(list(sizes))
-    return Population(data, tuple(parts), torch.arange(sum(sizes), total))
+    client_rows = torch.arange(sum(sizes)).split(list(sizes))
+    return Population(data, tuple(client_rows), torch.arange(sum(sizes), total))
 
 
 def lane(method: Method, seed: int = 0, k: int = 3, **options: Any) -> Lane:
@@ -159,28 +159,29 @@ def world(
     local: LocalTrainer = trainer(people, recipe)
     if poison:
         local = Poisoned(local, [int(people.rows[i][0]) for i in poison])
-    place, evaluator = layout(), Evaluator(model(), CLASSES)
-    sizes = Sizes(place.size, SKETCH, PROXY, CLASSES)
+    state_layout = layout()
+    evaluator = Evaluator(model(), CLASSES)
+    sizes = Sizes(state_layout.size, SKETCH, PROXY, CLASSES)
     flops = ModelFlops.of(model(), people.dataset.x_train[:2], CLASSES)
     return World(
         dataset=people.dataset,
         lanes=lanes,
-        start=torch.stack([place.read(model(one.seed)) for one in lanes]),
+        start=torch.stack([state_layout.read(model(lane.seed)) for lane in lanes]),
         trainer=local,
         evaluator=evaluator,
-        reporter=Reporter(sketch, place.num_params, evaluator),
+        reporter=Reporter(sketch, state_layout.num_params, evaluator),
         costs=CostModel(flops, sizes, recipe.epochs),
     )
 
 
-def views(there: World) -> list[View | None]:
+def views(world: World) -> list[View | None]:
     """Begin a round; returns what can be seen in it."""
-    return there.views(there.start_round())
+    return world.views(world.start_round())
 
 
-def run_round(there: World) -> list[dict[str, Any]]:
+def run_round(world: World) -> list[dict[str, Any]]:
     """Run one round of every lane; returns its records."""
-    records = rounds.run_round(there, True)
+    records = rounds.run_round(world, True)
     for record in records:
         del record["seconds"]
     return records

@@ -31,13 +31,13 @@ def at(state: Tensor) -> nn.Module:
 def seen_by_a_selector() -> tuple[small.World, small.Fixed, TrainedClients]:
     """Let a selector ask for everything; returns what its clients really are as well."""
     selector = small.Fixed([0, 1], needs=TRAINED | PROBES | SERVER)
-    there = small.world([small.lane(Method(selector, small.Watching()))])
-    before = there.states.clone()
-    selector.select(small.views(there)[0], 3)
-    clients = there.rounds[0].candidates
+    world = small.world([small.lane(Method(selector, small.Watching()))])
+    before = world.states.clone()
+    selector.select(small.views(world)[0], 3)
+    clients = world.rounds[0].candidates
     assert clients is not None
-    assert torch.equal(there.states, before)
-    return there, selector, clients
+    assert torch.equal(world.states, before)
+    return world, selector, clients
 
 
 def test_everything_in_the_catalogue_is_reported() -> None:
@@ -58,11 +58,11 @@ def test_everything_in_the_catalogue_is_reported() -> None:
 
 
 def test_reports_about_trained_models() -> None:
-    there, selector, clients = seen_by_a_selector()
-    reports, cut = selector.views[0].reports, there.reporter.num_params
-    people = there.lanes[0].population
+    world, selector, clients = seen_by_a_selector()
+    reports, cut = selector.views[0].reports, world.reporter.num_params
+    people = world.lanes[0].population
     data, proxy = people.dataset, people.dataset.x_train[people.proxy]
-    deltas = clients.states - there.states
+    deltas = clients.states - world.states
     assert torch.equal(reports["sketch"], small.sketch(clients.states[:, :cut]))
     assert torch.equal(reports["delta_sketch"], small.sketch(deltas[:, :cut]))
     torch.testing.assert_close(reports["update_norm"], deltas[:, :cut].square().sum(1).sqrt())
@@ -104,10 +104,10 @@ def test_rms_loss_is_over_examples_not_batches() -> None:
     selector = small.Fixed([0], needs=frozenset({"rms_loss", "train_loss"}))
     people = small.population()
     still = small.TrainingRecipe("sgd", lr=1e-12, batch_size=8, epochs=2)
-    there = small.world([small.lane(Method(selector, small.Watching()))], still)
-    selector.select(small.views(there)[0], 3)
+    world = small.world([small.lane(Method(selector, small.Watching()))], still)
+    selector.select(small.views(world)[0], 3)
     # client 2 has 20 examples: batches of 8, 8 and 4 in each epoch
-    net = at(there.states[0]).train()
+    net = at(world.states[0]).train()
     job_rows = people.rows[2]
     key = torch.tensor([small.rng.key(0, "train", 0, 2)])
     means, squares = [], []
@@ -124,19 +124,19 @@ def test_rms_loss_is_over_examples_not_batches() -> None:
 
 
 def test_probes_are_taken_at_the_global_model() -> None:
-    there, selector, _ = seen_by_a_selector()
-    reports, people = selector.views[0].reports, there.lanes[0].population
+    world, selector, _ = seen_by_a_selector()
+    reports, people = selector.views[0].reports, world.lanes[0].population
     data = people.dataset
 
     def gradients(rows: Tensor) -> list[Tensor]:
-        net = at(there.states[0])
+        net = at(world.states[0])
         F.cross_entropy(net(data.x_train[rows]), data.y_train[rows]).backward()
         return [p.grad for p in net.parameters() if p.grad is not None]
 
     server = gradients(people.proxy)
     for i in range(5):
         rows = people.rows[i]
-        net = at(there.states[0])
+        net = at(world.states[0])
         loss = F.cross_entropy(net(data.x_train[rows]), data.y_train[rows])
         torch.testing.assert_close(reports["loss"][i], loss.detach())
         away = [a - b for a, b in zip(gradients(rows), server, strict=True)]
@@ -149,12 +149,12 @@ def test_probes_are_taken_at_the_global_model() -> None:
 
 
 def test_server_reports() -> None:
-    there, selector, _ = seen_by_a_selector()
-    server, people = selector.views[0].server, there.lanes[0].population
-    guess = at(there.states[0])(people.dataset.x_train[people.proxy]).argmax(1)
+    world, selector, _ = seen_by_a_selector()
+    server, people = selector.views[0].server, world.lanes[0].population
+    guess = at(world.states[0])(people.dataset.x_train[people.proxy]).argmax(1)
     torch.testing.assert_close(server["proxy_histogram"], guess.bincount(minlength=3) / 9)
-    cut = there.reporter.num_params
-    assert torch.equal(server["global_sketch"], small.sketch(there.states[0, :cut]))
+    cut = world.reporter.num_params
+    assert torch.equal(server["global_sketch"], small.sketch(world.states[0, :cut]))
 
 
 def test_gradients_over_several_batches_weigh_by_size() -> None:
@@ -196,9 +196,9 @@ def test_the_chosen_report_to_aggregator_and_selector(early: bool) -> None:
     learns = frozenset({"rms_loss", "loss", "gradient_distance", "sketch"})
     selector = small.Fixed([3, 1], needs=needs, learns_from=learns)
     aggregator = small.Watching(asked)
-    there = small.world([small.lane(Method(selector, aggregator))])
-    before, people = there.states[0].clone(), there.lanes[0].population
-    small.run_round(there)
+    world = small.world([small.lane(Method(selector, aggregator))])
+    before, people = world.states[0].clone(), world.lanes[0].population
+    small.run_round(world)
     update, outcome = aggregator.updates[0], selector.outcomes[0]
     assert update.ids.tolist() == outcome.selected.tolist() == [3, 1]
     assert set(update.reports) == asked

@@ -119,9 +119,9 @@ def test_results_read_while_the_next_round_trains_are_the_same(
 
 
 def test_a_round_in_which_nobody_is_visible_passes() -> None:
-    there = world(NEEDS["early"], visible=[])
-    assert there.views(there.start_round()) == [None, None]
-    assert [record["selected"] for record in small.run_round(there)] == [[], []]
+    federation = world(NEEDS["early"], visible=[])
+    assert federation.views(federation.start_round()) == [None, None]
+    assert [record["selected"] for record in small.run_round(federation)] == [[], []]
 
 
 def test_the_precomputed_summary_is_that_of_the_jobs() -> None:
@@ -136,9 +136,9 @@ def test_the_precomputed_summary_is_that_of_the_jobs() -> None:
         for seed, objective in enumerate(chosen):
             method = Method(small.Fixed([3, 0]), TemporalWindow(2, "raw"), objective)
             lanes.append(small.lane(method, seed=seed))
-        there = small.world(lanes)
+        federation = small.world(lanes)
         trained: list[TrainingJobs] = []
-        train = there.trainer.train
+        train = federation.trainer.train
 
         def noted(
             start: Tensor, jobs: TrainingJobs, train: Any = train, trained: Any = trained
@@ -146,8 +146,8 @@ def test_the_precomputed_summary_is_that_of_the_jobs() -> None:
             trained.append(jobs)
             return train(start, jobs)
 
-        there.trainer.train = noted  # type: ignore[method-assign]
-        small.run_round(there)
+        federation.trainer.train = noted  # type: ignore[method-assign]
+        small.run_round(federation)
         assert [jobs.precomputed for jobs in trained] == [JobsSummary.of(jobs) for jobs in trained]
         picked = trained[0].pick(torch.tensor([1]))
         assert picked.precomputed == JobsSummary.of(picked)

@@ -26,15 +26,15 @@ def method(slots: list[int], sequential: bool = False, **objective: Any) -> Meth
     return Method(small.Fixed(slots), aggregator, LocalObjective(**objective), schedule)
 
 
-def update_of(there: World, lane: int = 0, round_num: int = 0) -> Update:
-    aggregator = there.lanes[lane].method.aggregator
+def update_of(world: World, lane: int = 0, round_num: int = 0) -> Update:
+    aggregator = world.lanes[lane].method.aggregator
     assert isinstance(aggregator, small.Watching)
     return aggregator.updates[round_num]
 
 
-def alone(there: World, state: Tensor, client: int, round_num: int = 0) -> Tensor:
+def alone(world: World, state: Tensor, client: int, round_num: int = 0) -> Tensor:
     """Train one client from `state` as the world would `[d]`."""
-    people = there.lanes[0].population
+    people = world.lanes[0].population
     key = torch.tensor([small.rng.key(0, "train", round_num, client)])
     jobs = TrainingJobs.plain(people.rows[client][None], key)
     return small.trainer(people).train(state[None], jobs).states[0]
@@ -42,23 +42,23 @@ def alone(there: World, state: Tensor, client: int, round_num: int = 0) -> Tenso
 
 class TestSequential:
     def test_each_client_starts_where_the_last_ended(self) -> None:
-        there = small.world([small.lane(method([2, 0, 3], sequential=True))])
-        state = there.states[0].clone()
-        record = small.run_round(there)[0]
-        update = update_of(there)
+        world = small.world([small.lane(method([2, 0, 3], sequential=True))])
+        state = world.states[0].clone()
+        record = small.run_round(world)[0]
+        update = update_of(world)
         assert update.ids.tolist() == record["selected"] == [2, 0, 3]
         for i, client in enumerate([2, 0, 3]):
             assert torch.equal(update.starts[i], state)
-            state = alone(there, state, client)
+            state = alone(world, state, client)
             torch.testing.assert_close(update.starts[i] + update.deltas[i], state)
-        torch.testing.assert_close(there.states[0], state, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(world.states[0], state, rtol=1e-5, atol=1e-6)
 
     def test_one_client_is_the_same_in_both_schedules(self) -> None:
         lanes = [small.lane(method([2], sequential)) for sequential in (False, True)]
-        there = small.world(lanes)
-        small.run_round(there)
-        assert torch.equal(update_of(there, 0).deltas, update_of(there, 1).deltas)
-        assert torch.equal(there.states[0], there.states[1])
+        world = small.world(lanes)
+        small.run_round(world)
+        assert torch.equal(update_of(world, 0).deltas, update_of(world, 1).deltas)
+        assert torch.equal(world.states[0], world.states[1])
 
     def test_lanes_of_both_schedules_run_together_as_alone(self) -> None:
         def lanes() -> list[small.Lane]:
@@ -87,23 +87,23 @@ class TestSequential:
             assert torch.equal(single.states[0], together.states[r])
 
     def test_a_failed_client_is_skipped(self) -> None:
-        there = small.world([small.lane(method([2, 0, 3], sequential=True))], poison=[0])
-        state = there.states[0].clone()
-        record = small.run_round(there)[0]
-        update = update_of(there)
+        world = small.world([small.lane(method([2, 0, 3], sequential=True))], poison=[0])
+        state = world.states[0].clone()
+        record = small.run_round(world)[0]
+        update = update_of(world)
         assert record["selected"] == [2, 3]
         assert record["rejected"] == [0]
-        second = alone(there, state, 2)
+        second = alone(world, state, 2)
         assert torch.equal(update.starts[0], state)
         assert torch.equal(update.starts[1], second)
-        assert there.states.isfinite().all()
+        assert world.states.isfinite().all()
 
     def test_all_failed_keeps_the_model(self) -> None:
         lane = small.lane(method([2, 0], sequential=True))
-        there = small.world([lane], poison=[0, 2])
-        before = there.states.clone()
-        record = small.run_round(there)[0]
-        assert torch.equal(there.states, before)
+        world = small.world([lane], poison=[0, 2])
+        before = world.states.clone()
+        record = small.run_round(world)[0]
+        assert torch.equal(world.states, before)
         assert record["rejected"] == [2, 0]
         assert record["selected"] == []
 
@@ -124,14 +124,14 @@ class TestStarts:
     @pytest.mark.parametrize("needs", [frozenset(), POST | {"delta_sketch", "sketch"}])
     def test_clients_train_from_their_own_state(self, needs: frozenset[str]) -> None:
         selector = small.Fixed([3, 1], needs=needs)
-        there = small.world([small.lane(Method(selector, Own()))])
-        state, cut = there.states[0].clone(), there.reporter.num_params
-        small.run_round(there)
-        update = update_of(there)
+        world = small.world([small.lane(Method(selector, Own()))])
+        state, cut = world.states[0].clone(), world.reporter.num_params
+        small.run_round(world)
+        update = update_of(world)
         assert update.ids.tolist() == [3, 1]
         for i, client in enumerate([3, 1]):
             start = state + client / 100
-            trained = alone(there, start, client)
+            trained = alone(world, start, client)
             torch.testing.assert_close(update.starts[i], start, rtol=0, atol=1e-7)
             torch.testing.assert_close(update.deltas[i], trained - start, rtol=1e-5, atol=1e-6)
             if needs:
@@ -142,16 +142,16 @@ class TestStarts:
                 torch.testing.assert_close(reports["sketch"][client], sketch)
 
     def test_the_default_shares_one_row(self) -> None:
-        there = small.world([small.lane(method([0, 1, 2]), seed=s) for s in (0, 1)])
+        world = small.world([small.lane(method([0, 1, 2]), seed=s) for s in (0, 1)])
         rows = []
-        train = there.trainer.train
+        train = world.trainer.train
 
         def counted(start: Tensor, jobs: TrainingJobs) -> TrainingResults:
             rows.append((len(start), jobs.start.tolist()))
             return train(start, jobs)
 
-        there.trainer.train = counted  # type: ignore[method-assign]
-        small.run_round(there)
+        world.trainer.train = counted  # type: ignore[method-assign]
+        small.run_round(world)
         assert rows == [(2, [0, 0, 0, 1, 1, 1])]
 
     def test_a_wrong_shape_is_named(self) -> None:
@@ -159,9 +159,9 @@ class TestStarts:
             def starts(self, state: Tensor, ids: Tensor) -> Tensor:
                 return state
 
-        there = small.world([small.lane(Method(small.Fixed([0]), Wrong()))])
+        world = small.world([small.lane(Method(small.Fixed([0]), Wrong()))])
         with pytest.raises(UserError, match=r"Wrong\.starts"):
-            small.run_round(there)
+            small.run_round(world)
 
 
 class TestJobs:
@@ -174,8 +174,8 @@ class TestJobs:
             ]
 
         def asked(some: list[small.Lane]) -> list[tuple[Any, ...]]:
-            there, found = small.world(some), []
-            train = there.trainer.train
+            world, found = small.world(some), []
+            train = world.trainer.train
 
             def noted(start: Tensor, jobs: TrainingJobs) -> TrainingResults:
                 for i in range(len(jobs)):
@@ -185,8 +185,8 @@ class TestJobs:
                     found.append((begins, *fields))
                 return train(start, jobs)
 
-            there.trainer.train = noted  # type: ignore[method-assign]
-            small.run_round(there)
+            world.trainer.train = noted  # type: ignore[method-assign]
+            small.run_round(world)
             return found
 
         alone = [job for r in range(3) for job in asked([lanes()[r]])]
@@ -236,24 +236,24 @@ class TestFailures:
     @pytest.mark.parametrize("needs", [frozenset(), POST])
     def test_a_client_that_is_not_finite_is_left_out(self, needs: frozenset[str]) -> None:
         selector = small.Fixed([0, 1, 2], [0.5, 0.2, 0.3], needs=needs)
-        there = small.world([small.lane(Method(selector, small.Watching()))], poison=[1])
-        record = small.run_round(there)[0]
+        world = small.world([small.lane(Method(selector, small.Watching()))], poison=[1])
+        record = small.run_round(world)[0]
         assert record["rejected"] == [1]
         # trained before the choice, client 1 is not in the view and slots move up
         assert record["selected"] == ([0, 2, 3] if needs else [0, 2])
         assert record["weights"] == pytest.approx([0.5, 0.2, 0.3] if needs else [0.5, 0.3])
         assert len(selector.views[0].ids) == (4 if needs else 5)
-        assert there.states.isfinite().all()
+        assert world.states.isfinite().all()
 
     @pytest.mark.parametrize("needs", [frozenset(), POST])
     def test_all_failed_keeps_the_model(self, needs: frozenset[str]) -> None:
         selector = small.Fixed([0, 1], needs=needs)
-        there = small.world(
+        world = small.world(
             [small.lane(Method(selector, small.Watching()), visible=[0, 1])], poison=[0, 1]
         )
-        before = there.states.clone()
-        record = small.run_round(there)[0]
-        assert torch.equal(there.states, before)
+        before = world.states.clone()
+        record = small.run_round(world)[0]
+        assert torch.equal(world.states, before)
         assert record["rejected"] == [0, 1]
         assert record["selected"] == record["weights"] == []
         assert record["train_loss"] is None
@@ -261,19 +261,19 @@ class TestFailures:
     @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
     @pytest.mark.parametrize("place", [0, -1])
     def test_nothing_that_is_not_finite_gets_in(self, value: float, place: int) -> None:
-        there = small.world([small.lane(method([0, 1, 2]))])
-        rows = [int(there.lanes[0].population.rows[1][0])]
-        there.trainer = small.Poisoned(there.trainer, rows, value, place)
-        record = small.run_round(there)[0]
+        world = small.world([small.lane(method([0, 1, 2]))])
+        rows = [int(world.lanes[0].population.rows[1][0])]
+        world.trainer = small.Poisoned(world.trainer, rows, value, place)
+        record = small.run_round(world)[0]
         assert record["rejected"] == [1]
         assert record["selected"] == [0, 2]
-        assert there.states.isfinite().all()
+        assert world.states.isfinite().all()
 
     def test_infinite_features_are_a_failure_too(self) -> None:
         people = small.population()
         people.dataset.x_train[people.rows[2]] = torch.inf
-        there = small.world([small.lane(method([0, 2]), population=people)])
-        record = small.run_round(there)[0]
+        world = small.world([small.lane(method([0, 2]), population=people)])
+        record = small.run_round(world)[0]
         assert record["rejected"] == [2]
         assert record["selected"] == [0]
 
@@ -363,33 +363,33 @@ class TestFailures:
                 update.deltas.fill_(torch.nan)
                 return new
 
-        there = small.world([small.lane(Method(small.Fixed([0, 1]), Vandal()))])
-        before = there.states.clone()
-        small.run_round(there)
-        assert torch.equal(there.states, before)
+        world = small.world([small.lane(Method(small.Fixed([0, 1]), Vandal()))])
+        before = world.states.clone()
+        small.run_round(world)
+        assert torch.equal(world.states, before)
 
 
 class TestObjectives:
     def test_a_tiny_rate_changes_nothing_but_statistics(self) -> None:
         for sequential in (False, True):
             lane = small.lane(method([0, 1, 2], sequential, distill=0.5))
-            there = small.world([lane], small.TrainingRecipe("sgd", lr=1e-30, batch_size=8))
-            cut, before = there.reporter.num_params, there.states.clone()
-            small.run_round(there)
-            torch.testing.assert_close(there.states[:, :cut], before[:, :cut], rtol=0, atol=1e-7)
-            assert not torch.equal(there.states[:, cut:], before[:, cut:])
+            world = small.world([lane], small.TrainingRecipe("sgd", lr=1e-30, batch_size=8))
+            cut, before = world.reporter.num_params, world.states.clone()
+            small.run_round(world)
+            torch.testing.assert_close(world.states[:, :cut], before[:, :cut], rtol=0, atol=1e-7)
+            assert not torch.equal(world.states[:, cut:], before[:, cut:])
 
     def test_blocks_take_turns_over_rounds(self) -> None:
         """Two blocks and K = 3: visits 0 1 2 | 3 4 5 train blocks 0 1 1 | 0 0 1."""
-        there = small.world([small.lane(method([0, 1, 2], True, block_cycle=True))])
-        place = small.layout()
-        first = torch.zeros(place.size, dtype=torch.bool)
-        for entry in place.entries:
+        world = small.world([small.lane(method([0, 1, 2], True, block_cycle=True))])
+        layout = small.layout()
+        first = torch.zeros(layout.size, dtype=torch.bool)
+        for entry in layout.entries:
             first[entry.start : entry.stop] = entry.name.split(".")[0] in ("0", "2")
         trained = []
         for round_num in range(2):
-            small.run_round(there)
-            for delta in update_of(there, 0, round_num).deltas:
+            small.run_round(world)
+            for delta in update_of(world, 0, round_num).deltas:
                 moved = delta != 0
                 assert bool(moved[first].any()) != bool(moved[~first].any())
                 trained.append(0 if moved[first].any() else 1)
@@ -397,20 +397,20 @@ class TestObjectives:
 
     def test_weights_are_coefficients_on_deltas(self) -> None:
         selector = small.Fixed([4, 1], [0.7, 0.9])
-        there = small.world([small.lane(Method(selector, small.Watching()))])
-        before, cut = there.states[0].clone(), there.reporter.num_params
-        small.run_round(there)
-        deltas = update_of(there).deltas
+        world = small.world([small.lane(Method(selector, small.Watching()))])
+        before, cut = world.states[0].clone(), world.reporter.num_params
+        small.run_round(world)
+        deltas = update_of(world).deltas
         wanted = before[:cut] + 0.7 * deltas[0, :cut] + 0.9 * deltas[1, :cut]
-        torch.testing.assert_close(there.states[0, :cut], wanted)
+        torch.testing.assert_close(world.states[0, :cut], wanted)
         assert selector.outcomes[0].weights.tolist() == pytest.approx([0.7, 0.9])
 
 
 class TestCosts:
     def test_a_method_that_chooses_before_training(self) -> None:
         selector = small.Fixed([0, 2], needs=frozenset({"loss"}))
-        there = small.world([small.lane(Method(selector, small.Watching()))])
-        record, size, flops = small.run_round(there)[0], small.layout().size, there.costs.flops
+        world = small.world([small.lane(Method(selector, small.Watching()))])
+        record, size, flops = small.run_round(world)[0], small.layout().size, world.costs.flops
         assert record["uplink_bytes"] == 4 * (2 * size + 5)  # two models and five losses
         assert record["downlink_bytes"] == 4 * 5 * size  # all five receive the model
         training = (12 + 20) * 2 * flops.train
@@ -421,8 +421,8 @@ class TestCosts:
         needs = frozenset({"sketch", "global_sketch", "proxy_histogram"})
         aggregator = small.Watching(frozenset({"proxy_logits"}))
         selector = small.Fixed([0, 2], needs=needs)
-        there = small.world([small.lane(Method(selector, aggregator))])
-        record, size, flops = small.run_round(there)[0], small.layout().size, there.costs.flops
+        world = small.world([small.lane(Method(selector, aggregator))])
+        record, size, flops = small.run_round(world)[0], small.layout().size, world.costs.flops
         assert record["uplink_bytes"] == 4 * (2 * size + 5 * small.SKETCH)
         assert record["downlink_bytes"] == 4 * 5 * size
         assert record["client_flops"] == sum(small.SIZES) * 2 * flops.train
@@ -430,8 +430,8 @@ class TestCosts:
         assert record["server_flops"] == 2 * 2 * size + passes * flops.forward
 
     def test_a_sequential_round(self) -> None:
-        there = small.world([small.lane(method([0, 2, 1], sequential=True))])
-        record, size, flops = small.run_round(there)[0], small.layout().size, there.costs.flops
+        world = small.world([small.lane(method([0, 2, 1], sequential=True))])
+        record, size, flops = small.run_round(world)[0], small.layout().size, world.costs.flops
         assert record["uplink_bytes"] == record["downlink_bytes"] == 4 * 3 * size
         assert record["client_flops"] == (12 + 20 + 9) * 2 * flops.train
 
@@ -439,13 +439,13 @@ class TestCosts:
         needs = frozenset({"gradient_distance", "proxy_histogram", "reward", "sketch"})
         aggregator = small.Watching(frozenset({"proxy_logits"}))
         idle = small.lane(Method(small.Fixed([0], needs=needs), aggregator), min_visible=9)
-        there = small.world([idle])
-        before = there.states.clone()
-        record = small.run_round(there)[0]
+        world = small.world([idle])
+        before = world.states.clone()
+        record = small.run_round(world)[0]
         costs = [v for k, v in record.items() if k.endswith(("_bytes", "_flops"))]
         assert costs == [0, 0, 0, 0]
-        assert torch.equal(there.states, before)
-        assert there.lanes[0].round_num == 1
+        assert torch.equal(world.states, before)
+        assert world.lanes[0].round_num == 1
         assert record["selected"] == []
 
 
