@@ -1,8 +1,8 @@
 """The local trainings of a round: who trains from which state, on which rows.
 
-`launch` starts all trainings of one stage in one call of the trainer; on a GPU they run on while
-the server does something else, until `RunningTraining.wait`. `train` also runs the chains of
-sequential methods, stage by stage.
+`launch` starts all trainings of one stage in one call of the trainer; on a GPU they run while the
+server does something else, until `RunningTraining.wait`. `train` waits for its results, and runs
+the chains of sequential methods stage by stage.
 """
 
 from __future__ import annotations
@@ -59,8 +59,13 @@ class RunningTraining:
         for group in self.groups:
             jobs = slice(first, first + group.ids.shape[0])
             first = jobs.stop
-            loss, squared_loss = numbers[2, jobs], numbers[3, jobs]
-            clients = TrainedClients(group.ids, group.starts, states[jobs], loss, squared_loss)
+            clients = TrainedClients(
+                ids=group.ids,
+                starts=group.starts,
+                states=states[jobs],
+                loss=numbers[2, jobs],
+                squared_loss=numbers[3, jobs],
+            )
             if not all_finite:
                 clients = clients.pick(is_finite[jobs].nonzero().flatten())
             trained[group.r] = clients
