@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fedglimpse.types import Choice, LocalObjective, Method, Outcome, Update, View
     from fedglimpse.version import VERSION as __version__
 
-# Imported when first asked for: a device that only trains does not pay for the simulator.
-_HOMES = {
+# Imported on first use, so that a device that only trains does not load the simulator.
+_MODULES = {
     "federation.aggregation": ("TemporalWindow", "WeightedDelta"),
     "config.schema": ("Config",),
     "config.loading": ("load",),
@@ -63,7 +63,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("fedglimpse.version").VERSION
-    for home, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(f"fedglimpse.{home}"), name)
+            return getattr(import_module(f"fedglimpse.{module}"), name)
     raise AttributeError(f"module 'fedglimpse' has no attribute {name!r}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake in what the user asked for: one sentence with the value and the fix.
+    """A user's mistake, in one sentence with the value and the fix.
 
     The command line prints it without a traceback and exits with code 2.
 
@@ -59,10 +59,10 @@ def reason_of(error: BaseException) -> str:
     """Return one line: a user's mistake as it is, anything else with its file and line."""
     if isinstance(error, UserError):
         return str(error)
-    place = ""
+    location = ""
     frames = traceback.extract_tb(error.__traceback__)
     if frames:
         file = frames[-1].filename.rpartition("/")[2]
-        place = f" ({file}:{frames[-1].lineno})"
+        location = f" ({file}:{frames[-1].lineno})"
     first_line = str(error).partition("\n")[0]  # CUDA's errors continue with advice
-    return f"{type(error).__name__}: {first_line}{place}"
+    return f"{type(error).__name__}: {first_line}{location}"

@@ -173,7 +173,7 @@ def _import(module_name: str, name: str, key: str) -> Any:
     except (Exception, SystemExit) as error:
         problem = f"{key}={name} cannot be imported"
         not_found = isinstance(error, ModuleNotFoundError | ValueError)
-        if not_found and not _places_of_import(error):
+        if not_found and not _locations_of_import(error):
             problem += f" ({error}): run from the folder that holds it, or install it."
         else:
             problem += f": {_import_error(error)}; fix it."
@@ -222,23 +222,25 @@ def _check_arguments(
         ) from None
 
 
-def _places_of_import(error: BaseException) -> list[tuple[str, int]]:
+def _locations_of_import(error: BaseException) -> list[tuple[str, int]]:
     """Return file and line in every module that was being imported, outermost first."""
-    places: list[tuple[str, int]] = []
+    locations: list[tuple[str, int]] = []
     for frame in traceback.extract_tb(error.__traceback__):
         machinery = frame.filename in (__file__, importlib.__file__)
         if not machinery and not frame.filename.startswith("<frozen"):
-            places.append((frame.filename, frame.lineno or 0))
-    return places
+            locations.append((frame.filename, frame.lineno or 0))
+    return locations
 
 
 def _import_error(error: BaseException) -> str:
     """Return what went wrong in an import and where, in the user's own files if possible."""
     if isinstance(error, SyntaxError) and error.filename:
         return _sentence(error, error.filename, error.lineno or 0, error.msg)
-    places = _places_of_import(error)
-    outside_libraries = [place for place in places if not place[0].startswith(_LIBRARIES)]
-    file, line = (outside_libraries or places or [("", 0)])[-1]
+    locations = _locations_of_import(error)
+    outside_libraries = [
+        location for location in locations if not location[0].startswith(_LIBRARIES)
+    ]
+    file, line = (outside_libraries or locations or [("", 0)])[-1]
     return _sentence(error, file, line)
 
 

@@ -47,8 +47,11 @@ def shuffles(seed: int, purpose: str, counter: int, times: int, size: int) -> Te
     Returns:
         One order in each row.  # [times, size]
     """
-    draw, own = torch.Generator(), keys(seed, purpose, counter, range(times))
-    return torch.stack([torch.randperm(size, generator=draw.manual_seed(k)) for k in own])
+    source = torch.Generator()
+    orders = []
+    for order_key in keys(seed, purpose, counter, range(times)):
+        orders.append(torch.randperm(size, generator=source.manual_seed(order_key)))
+    return torch.stack(orders)
 
 
 @contextmanager

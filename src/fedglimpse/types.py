@@ -1,4 +1,4 @@
-"""The vocabulary of a round: what a server sees, what it answers, and the result.
+"""The vocabulary of a round: what a server sees, whom it chooses, and the result.
 
 Letters used for shapes everywhere in this package:
 
@@ -228,7 +228,7 @@ class Update:
     round_num: int
     ids: Tensor  # [K] on the CPU
     sizes: Tensor  # [K] local examples, on the CPU
-    starts: Tensor  # [K, d] the states they trained from; the global state unless said otherwise
+    starts: Tensor  # [K, d] the states they trained from; the global state, or `Aggregator.starts`
     deltas: Tensor  # [K, d] trained states minus `starts`
     weights: Tensor  # [K] coefficients of the choice
     num_params: int  # the first floats are parameters, the rest are buffers

@@ -18,9 +18,9 @@ from mistakes import mistake
 def test_words_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text('preset = "paper"\nrounds = 7\n[local]\nlr = 0.5\nbatch_size = 8\n')
-    made = config.load(file, ["local.lr=0.25"])
-    assert (made.rounds, made.local.lr, made.local.batch_size) == (7, 0.25, 8)
-    assert made.aggregate.source == "smoothed"  # from the preset
+    loaded = config.load(file, ["local.lr=0.25"])
+    assert (loaded.rounds, loaded.local.lr, loaded.local.batch_size) == (7, 0.25, 8)
+    assert loaded.aggregate.source == "smoothed"  # from the preset
 
 
 def test_dataset_defaults_yield_to_the_preset() -> None:
@@ -32,9 +32,9 @@ def test_dataset_defaults_yield_to_the_preset() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_written_configuration_reads_back_the_same(preset: str, tmp_path: Path) -> None:
     words = [f"preset={preset}", "data.name=fashion", "seeds=[3,4]", "options.mode=x"]
-    made = config.load(None, words)
-    (tmp_path / "c.toml").write_text(made.to_toml())
-    assert config.build(config.read_toml(tmp_path / "c.toml")) == made
+    loaded = config.load(None, words)
+    (tmp_path / "c.toml").write_text(loaded.to_toml())
+    assert config.build(config.read_toml(tmp_path / "c.toml")) == loaded
 
 
 def test_the_agent_of_the_study_is_that_of_the_defaults() -> None:
@@ -159,8 +159,8 @@ class Fields:
     ("name", "value"), [("mode", "b"), ("sizes", [1, 2]), ("anything", "x"), ("anything", [1])]
 )
 def test_options_may_be_words_of_a_list_lists_or_anything(name: str, value: Any) -> None:
-    found = config.options_of(Fields, config.resolve({f"options.{name}": value}))
-    assert getattr(found, name) == value
+    options = config.options_of(Fields, config.resolve({f"options.{name}": value}))
+    assert getattr(options, name) == value
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def refuses(setting):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("own_code", "own_broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -52,8 +52,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("import sys\nsys.exit(3)\n", r"SystemExit: 3 \(own_broken.py:2\)"),
     ],
 )
-def test_code_that_cannot_be_imported_is_one_sentence(here: Path, text: str, words: str) -> None:
-    (here / "own_broken.py").write_text(text)
+def test_code_that_cannot_be_imported_is_one_sentence(folder: Path, text: str, words: str) -> None:
+    (folder / "own_broken.py").write_text(text)
     with pytest.raises(UserError, match=f"method=own_broken:build cannot be imported: {words}"):
         load_callable("own_broken:build", "method")
 
@@ -64,13 +64,13 @@ def test_names_that_are_no_modules(name: str) -> None:
         load_callable(name, "method")
 
 
-def test_wrong_arguments_are_one_sentence(here: Path) -> None:
+def test_wrong_arguments_are_one_sentence(folder: Path) -> None:
     assert load_callable("own_code:build", "method")(3) == 3
     with pytest.raises(UserError, match=r"method=own_code:none takes \(\), but is called with int"):
         load_callable("own_code:none", "method")(3)
 
 
-def test_errors_of_users_code_have_their_place(here: Path) -> None:
+def test_errors_of_users_code_have_their_place(folder: Path) -> None:
     with pytest.raises(UserError, match=r"JSONDecodeError: .*\(own_code.py:11\); fix it") as caught:
         load_callable("own_code:breaks", "method")(3)
     assert caught.value.__cause__ is None  # a sweep takes a cause for a folder that fails
@@ -78,16 +78,16 @@ def test_errors_of_users_code_have_their_place(here: Path) -> None:
         load_callable("own_code:refuses", "method")(3)
 
 
-def test_what_their_code_calls_in_ours_fails_at_their_line(here: Path) -> None:
+def test_what_their_code_calls_in_ours_fails_at_their_line(folder: Path) -> None:
     with pytest.raises(UserError, match=r"TypeError: .*\(own_code.py:14\); fix it"):
         load_callable("own_code:ours", "method")(3)
 
 
-def test_errors_of_ours_stay_what_they_are(here: Path) -> None:
-    found = load_callable("own_code:build", "method")
+def test_errors_of_ours_stay_what_they_are(folder: Path) -> None:
+    function = load_callable("own_code:build", "method")
     script = sys.modules["own_code"].__dict__  # it calls us, and we do not call it
     with pytest.raises(TypeError) as caught:
         eval("load(3)", script)
     assert users_fault(caught.value) is None
     assert users_fault(ValueError("never raised")) is None
-    assert found(3) == 3
+    assert function(3) == 3

@@ -54,8 +54,8 @@ def test_a_retired_value_of_a_key_that_stays_is_refused() -> None:
 def test_the_refusal_names_key_value_lesson_and_tag() -> None:
     with pytest.raises(UserError) as caught:
         resolve(parse_overrides(["agent.patience=0.5"]))
-    for part in ("agent.patience=0.5", "it changed nothing", "study-2026"):
-        assert part in str(caught.value)
+    for fragment in ("agent.patience=0.5", "it changed nothing", "study-2026"):
+        assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize("read", [read_stored, resolve_stored])

@@ -21,12 +21,12 @@ def zip_of(members):
 def har_members(train=12, test=6, features=561):
     generator = np.random.default_rng(0)
     members = {}
-    for part, rows in (("train", train), ("test", test)):
+    for split, rows in (("train", train), ("test", test)):
         x = generator.uniform(-1, 1, (rows, features))
         lines = "\n".join(" " + "  ".join(f"{v: .7e}" for v in row) for row in x)
-        members[f"{part}/X_{part}.txt"] = lines + "\n"
-        members[f"{part}/y_{part}.txt"] = "\n".join(str(i % 6 + 1) for i in range(rows)) + "\n"
-        members[f"{part}/subject_{part}.txt"] = "\n".join(str(i % 3 + 1) for i in range(rows))
+        members[f"{split}/X_{split}.txt"] = lines + "\n"
+        members[f"{split}/y_{split}.txt"] = "\n".join(str(i % 6 + 1) for i in range(rows)) + "\n"
+        members[f"{split}/subject_{split}.txt"] = "\n".join(str(i % 3 + 1) for i in range(rows))
     return members
 
 
@@ -130,13 +130,15 @@ def test_damaged_archives_never_escape_as_other_errors(tmp_path, small_har):
         ("hapt", tmp_path / "hapt561.npz"),
         ("har", tmp_path / "UCI HAR Dataset.zip"),
     ):
-        good = path.read_bytes()
+        original = path.read_bytes()
         for trial in range(25):
-            bad = bytearray(good)
-            tail = range(len(bad) - 600, len(bad)) if trial % 2 else range(len(bad))
+            damaged = bytearray(original)
+            tail = range(len(damaged) - 600, len(damaged)) if trial % 2 else range(len(damaged))
             for at in generator.choice(tail, 5):
-                bad[at] ^= int(generator.integers(1, 256))
-            path.write_bytes(bad[: generator.integers(1, len(bad))] if trial % 5 == 0 else bad)
+                damaged[at] ^= int(generator.integers(1, 256))
+            if trial % 5 == 0:
+                damaged = damaged[: generator.integers(1, len(damaged))]
+            path.write_bytes(damaged)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 state = sources.status(name, tmp_path)

@@ -64,12 +64,12 @@ class Server:
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    told = Server()
+    file_server = Server()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             with contextlib.suppress(ConnectionError):
-                told.answer(self)
+                file_server.answer(self)
 
         def log_message(self, *_):
             pass
@@ -78,9 +78,9 @@ def server(monkeypatch):
     http.daemon_threads = True
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    told.url = f"http://127.0.0.1:{http.server_port}"
-    yield told
-    told.stall.set()
+    file_server.url = f"http://127.0.0.1:{http.server_port}"
+    yield file_server
+    file_server.stall.set()
     http.shutdown()
     http.server_close()
     thread.join(5)

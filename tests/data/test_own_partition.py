@@ -80,7 +80,7 @@ WRONG = (
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "own_partition", raising=False)
     (tmp_path / "own_partition.py").write_text(CODE)
@@ -94,18 +94,18 @@ def clients_of(partition: str, seed: int = 0) -> list[list[int]]:
     return [rows.tolist() for rows in population.rows]
 
 
-def test_it_runs_on_the_command_line_and_is_reported(here: Path) -> None:
+def test_it_runs_on_the_command_line_and_is_reported(folder: Path) -> None:
     done = fedglimpse("run", *WORDS, "data.partition=own_partition:halves", "-q", "--out", "a")
     assert done.returncode == 0, done.stderr
-    environment = json.loads((here / "a" / "environment.json").read_text())
+    environment = json.loads((folder / "a" / "environment.json").read_text())
     assert len(environment["own_code"]["own_partition"]) == 64
     done = fedglimpse("report", "a")
     assert done.returncode == 0, done.stderr
-    assert "own_partition:halves" in (here / "a" / "report" / "report.html").read_text()
+    assert "own_partition:halves" in (folder / "a" / "report" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("name", ["halves", "arrays", "lists"])
-def test_rows_are_those_that_the_function_returned(here: Path, name: str) -> None:
+def test_rows_are_those_that_the_function_returned(folder: Path, name: str) -> None:
     clients = clients_of(f"own_partition:{name}")
     rows = [row for rows_of_client in clients for row in rows_of_client]
     assert len(clients) == 12
@@ -116,7 +116,7 @@ def test_rows_are_those_that_the_function_returned(here: Path, name: str) -> Non
     assert run({**SMALL, "data.partition": f"own_partition:{name}"}).records
 
 
-def test_the_rows_of_the_server_are_no_clients(here: Path) -> None:
+def test_the_rows_of_the_server_are_no_clients(folder: Path) -> None:
     config = resolve({**SMALL, "data.partition": "own_partition:halves"})
     population = build_world(config).lanes[0].population
     held = {row for rows in population.rows for row in rows.tolist()}
@@ -126,44 +126,44 @@ def test_the_rows_of_the_server_are_no_clients(here: Path) -> None:
     assert high[5:].sum() == high.sum()
 
 
-def test_the_example_of_the_page_works(here: Path) -> None:
+def test_the_example_of_the_page_works(folder: Path) -> None:
     page = (ROOT / "docs" / "data.md").read_text()
     code = page.partition("### Your own partition")[2].partition("```python\n")[2]
-    (here / "my_split.py").write_text(code.partition("```")[0])
+    (folder / "my_split.py").write_text(code.partition("```")[0])
     clients = clients_of("my_split:neighbours")
     assert [len(rows) for rows in clients] == [108] * 10 + [107] * 2
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_every_mistake_is_one_sentence_about_the_setting(here: Path, name: str) -> None:
+def test_every_mistake_is_one_sentence_about_the_setting(folder: Path, name: str) -> None:
     with pytest.raises(UserError) as caught:
         run({**SMALL, "data.partition": f"own_partition:{name}"}, "out")
     assert caught.value.key == "data.partition"
     assert f"data.partition=own_partition:{name}" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-    assert not (here / "out").exists()
+    assert not (folder / "out").exists()
 
 
-def test_the_command_refuses_a_mistake_with_exit_code_2(here: Path) -> None:
+def test_the_command_refuses_a_mistake_with_exit_code_2(folder: Path) -> None:
     done = fedglimpse("run", *WORDS, "data.partition=own_partition:shared", "--out", "bad")
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    assert not (here / "bad").exists()
+    assert not (folder / "bad").exists()
 
 
-def test_clients_cannot_draw_from_it(here: Path) -> None:
+def test_clients_cannot_draw_from_it(folder: Path) -> None:
     with mistake("data.partition"):
         run({**SMALL, "data.partition": "own_partition:halves", "data.samples": 5})
 
 
-def test_a_run_is_not_resumed_with_other_code(here: Path) -> None:
+def test_a_run_is_not_resumed_with_other_code(folder: Path) -> None:
     config = {**SMALL, "data.partition": "own_partition:halves", "checkpoint.every": 1}
     with pytest.raises(Stopped):
         run(config, "a", should_stop=lambda: True)
-    (here / "own_partition.py").write_text(CODE.replace("stable=True", "stable=False"))
+    (folder / "own_partition.py").write_text(CODE.replace("stable=True", "stable=False"))
     done = fedglimpse("run", "--out", "a", "--resume", "-q")
     assert done.returncode == 2
     assert "own_partition.py" in done.stderr
-    (here / "own_partition.py").write_text(CODE)
+    (folder / "own_partition.py").write_text(CODE)
     assert fedglimpse("run", "--out", "a", "--resume", "-q").returncode == 0
-    assert len((here / "a" / "rounds.jsonl").read_text().splitlines()) == 3
+    assert len((folder / "a" / "rounds.jsonl").read_text().splitlines()) == 3

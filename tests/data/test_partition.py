@@ -30,16 +30,16 @@ def draw(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def check_valid(parts, num_clients, num_rows):
-    assert len(parts) == num_clients
-    rows = torch.cat(parts)
+def check_valid(clients, num_clients, num_rows):
+    assert len(clients) == num_clients
+    rows = torch.cat(clients)
     assert rows.dtype == torch.long
     assert len(rows.unique()) == len(rows)  # disjoint, and no row twice
     assert not len(rows) or (rows.min() >= 0 and rows.max() < num_rows)
 
 
-def sizes_of(parts):
-    return [len(part) for part in parts]
+def sizes_of(clients):
+    return [len(rows_of_client) for rows_of_client in clients]
 
 
 SETTINGS = {
@@ -59,8 +59,8 @@ def by_name(name, labels, generator):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_same_seed_same_split_another_seed_another(name):
     labels = labels_of([40, 30, 50, 20])
-    first, again, other = (by_name(name, labels, draw(seed)) for seed in (1, 1, 2))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    first, repeated, other = (by_name(name, labels, draw(seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, repeated, strict=True))
     assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
@@ -81,10 +81,10 @@ def test_global_random_state_is_neither_read_nor_changed(name):
 def test_iid_covers_all_rows_evenly(sizes, num_clients, seed):
     labels = labels_of(sizes)
     num_clients = min(num_clients, len(labels))
-    parts = cut.iid(labels, num_clients, draw(seed), DataConfig())
-    check_valid(parts, num_clients, len(labels))
-    assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(labels)))
-    assert max(sizes_of(parts)) - min(sizes_of(parts)) <= 1
+    clients = cut.iid(labels, num_clients, draw(seed), DataConfig())
+    check_valid(clients, num_clients, len(labels))
+    assert torch.equal(torch.cat(clients).sort().values, torch.arange(len(labels)))
+    assert max(sizes_of(clients)) - min(sizes_of(clients)) <= 1
 
 
 @quick
@@ -92,9 +92,9 @@ def test_iid_covers_all_rows_evenly(sizes, num_clients, seed):
 def test_dirichlet_equal_always_gives_equal_sizes(sizes, num_clients, alpha, seed):
     labels = labels_of(sizes)
     num_clients = min(num_clients, len(labels))
-    parts = cut.dirichlet_equal(labels, num_clients, alpha, draw(seed))
-    check_valid(parts, num_clients, len(labels))
-    assert set(sizes_of(parts)) == {len(labels) // num_clients}
+    clients = cut.dirichlet_equal(labels, num_clients, alpha, draw(seed))
+    check_valid(clients, num_clients, len(labels))
+    assert set(sizes_of(clients)) == {len(labels) // num_clients}
 
 
 @quick
@@ -103,10 +103,10 @@ def test_dirichlet_unequal_gives_all_rows_and_min_size(sizes, num_clients, alpha
     labels = labels_of(sizes)
     num_clients = min(num_clients, len(labels))
     least = min(least, len(labels) // num_clients)
-    parts = cut.dirichlet_unequal(labels, num_clients, alpha, least, draw(seed))
-    check_valid(parts, num_clients, len(labels))
-    assert sum(sizes_of(parts)) == len(labels)
-    assert min(sizes_of(parts)) >= least
+    clients = cut.dirichlet_unequal(labels, num_clients, alpha, least, draw(seed))
+    check_valid(clients, num_clients, len(labels))
+    assert sum(sizes_of(clients)) == len(labels)
+    assert min(sizes_of(clients)) >= least
 
 
 @quick
@@ -118,10 +118,10 @@ def test_label_skew_gives_exact_classes_and_equal_sizes(sizes, num_clients, per_
         with pytest.raises(UserError):
             cut.exact_classes(labels, num_clients, per_client, draw(seed))
         return
-    parts = cut.exact_classes(labels, num_clients, per_client, draw(seed))
-    check_valid(parts, num_clients, len(labels))
-    assert {len(labels[part].unique()) for part in parts} == {per_client}
-    assert len(set(sizes_of(parts))) == 1
+    clients = cut.exact_classes(labels, num_clients, per_client, draw(seed))
+    check_valid(clients, num_clients, len(labels))
+    assert {len(labels[rows_of_client].unique()) for rows_of_client in clients} == {per_client}
+    assert len(set(sizes_of(clients))) == 1
 
 
 @quick
@@ -129,14 +129,16 @@ def test_label_skew_gives_exact_classes_and_equal_sizes(sizes, num_clients, per_
 def test_label_skew_on_balanced_classes(size, num_classes, num_clients, per_client, seed):
     labels = labels_of([size] * num_classes)
     per_client = min(per_client, num_classes)
-    parts = cut.exact_classes(labels, num_clients, per_client, draw(seed))
-    counts = torch.stack([labels[part].bincount(minlength=num_classes) for part in parts])
+    clients = cut.exact_classes(labels, num_clients, per_client, draw(seed))
+    counts = torch.stack(
+        [labels[rows_of_client].bincount(minlength=num_classes) for rows_of_client in clients]
+    )
     holders = (counts > 0).sum(0)
     assert holders.max() - holders.min() <= 1  # no class is given more often than another
     if num_clients * per_client % num_classes == 0:
-        each = size // (num_clients * per_client // num_classes)
-        assert (counts[counts > 0] - each).abs().max() <= 1
-        assert len(parts[0]) >= per_client * each  # next to nothing stays unused
+        rows_of_class = size // (num_clients * per_client // num_classes)
+        assert (counts[counts > 0] - rows_of_class).abs().max() <= 1
+        assert len(clients[0]) >= per_client * rows_of_class  # next to nothing stays unused
 
 
 def test_label_skew_pairs_are_varied():
@@ -147,8 +149,8 @@ def test_label_skew_pairs_are_varied():
 
 def test_label_skew_does_not_let_a_rare_class_shrink_everyone():
     labels = labels_of([5000, 5000, 10])
-    parts = cut.exact_classes(labels, 10, 2, draw(0))
-    assert len(parts[0]) > 850  # an even split of the client with the rare class would give 20
+    clients = cut.exact_classes(labels, 10, 2, draw(0))
+    assert len(clients[0]) > 850  # an even split of the client with the rare class would give 20
 
 
 @quick
@@ -159,19 +161,21 @@ def test_random_shards_are_equal_and_nearly_pure(sizes, num_clients, shards, see
         with mistake("data.clients"):
             cut.random_shards(labels, num_clients, shards, draw(seed))
         return
-    parts = cut.random_shards(labels, num_clients, shards, draw(seed))
-    check_valid(parts, num_clients, len(labels))
+    clients = cut.random_shards(labels, num_clients, shards, draw(seed))
+    check_valid(clients, num_clients, len(labels))
     shard = len(labels) // (num_clients * shards)
-    assert set(sizes_of(parts)) == {shard * shards}
-    pieces = [labels[piece] for part in parts for piece in part.view(shards, shard)]
+    assert set(sizes_of(clients)) == {shard * shards}
+    pieces = [
+        labels[piece] for rows_of_client in clients for piece in rows_of_client.view(shards, shard)
+    ]
     straddling = sum(len(piece.unique()) > 1 for piece in pieces)
     assert straddling <= len(sizes) - 1  # at most one shard at each border between classes
 
 
 def test_by_subject_keeps_people_together():
     subjects = torch.tensor([7, 2, 7, 9, 2])
-    parts = cut.by_subject(subjects, 0, draw(0), DataConfig())
-    assert [part.tolist() for part in parts] == [[1, 4], [0, 2], [3]]
+    clients = cut.by_subject(subjects, 0, draw(0), DataConfig())
+    assert [rows_of_client.tolist() for rows_of_client in clients] == [[1, 4], [0, 2], [3]]
 
 
 @quick
@@ -179,9 +183,9 @@ def test_by_subject_keeps_people_together():
 def test_stratified_sample_keeps_shares_to_within_one_row(sizes, share, seed):
     labels = labels_of(sizes)
     size = int(share * len(labels))
-    drawn, rest = cut.stratified_sample(labels, size, draw(seed))
+    drawn, not_drawn = cut.stratified_sample(labels, size, draw(seed))
     assert len(drawn) == size
-    assert torch.equal(torch.cat([drawn, rest]).sort().values, torch.arange(len(labels)))
+    assert torch.equal(torch.cat([drawn, not_drawn]).sort().values, torch.arange(len(labels)))
     counts = labels[drawn].bincount(minlength=len(sizes))
     exact = torch.tensor(sizes) * size / len(labels)
     assert (counts - exact).abs().max() < 1
@@ -207,8 +211,8 @@ def test_alpha_decides_how_mixed_clients_are():
     labels = labels_of([500] * 10)
 
     def largest_share(alpha):
-        parts = cut.dirichlet_equal(labels, 20, alpha, draw(0))
-        return sum(labels[p].bincount().max().item() / len(p) for p in parts) / 20
+        clients = cut.dirichlet_equal(labels, 20, alpha, draw(0))
+        return sum(labels[p].bincount().max().item() / len(p) for p in clients) / 20
 
     assert largest_share(0.05) > 0.7 > 0.3 > largest_share(100.0)
 
@@ -218,8 +222,8 @@ def test_leftovers_do_not_fall_to_the_highest_client_numbers():
     labels = labels_of([100] * 10)
     first = last = 0.0
     for seed in range(40):
-        parts = cut.dirichlet_equal(labels, 20, 0.05, draw(seed))
-        counts = torch.stack([labels[p].bincount(minlength=10) for p in parts])
+        clients = cut.dirichlet_equal(labels, 20, 0.05, draw(seed))
+        counts = torch.stack([labels[p].bincount(minlength=10) for p in clients])
         first += torch.minimum(counts[0], counts[1]).sum().item() / 50 / 40
         last += torch.minimum(counts[-2], counts[-1]).sum().item() / 50 / 40
     assert abs(first - last) < 0.1
@@ -228,14 +232,14 @@ def test_leftovers_do_not_fall_to_the_highest_client_numbers():
 def test_unreachable_min_size_is_repaired_and_not_retried_for_ever():
     labels = labels_of([200] * 5)
     start = time.perf_counter()
-    parts = cut.dirichlet_unequal(labels, 100, 0.001, 10, draw(0))
-    assert sizes_of(parts) == [10] * 100
+    clients = cut.dirichlet_unequal(labels, 100, 0.001, 10, draw(0))
+    assert sizes_of(clients) == [10] * 100
     assert time.perf_counter() - start < 5
 
 
 def test_unequal_needs_no_repair_where_the_usual_code_finishes():
-    parts = cut.dirichlet_unequal(labels_of([500] * 10), 10, 0.5, 10, draw(0))
-    assert max(sizes_of(parts)) > 2 * min(sizes_of(parts))
+    clients = cut.dirichlet_unequal(labels_of([500] * 10), 10, 0.5, 10, draw(0))
+    assert max(sizes_of(clients)) > 2 * min(sizes_of(clients))
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_leaky_proxy_stays_in_the_clients_and_may_repeat(partition):
 
 @pytest.mark.parametrize("partition", SPLITS)
 def test_seed_decides_the_population(partition):
-    first, again, other = (build(partition=partition, seed=seed) for seed in (5, 5, 6))
-    assert all(torch.equal(a, b) for a, b in zip(first.rows, again.rows, strict=True))
-    assert torch.equal(first.proxy, again.proxy)
+    first, repeated, other = (build(partition=partition, seed=seed) for seed in (5, 5, 6))
+    assert all(torch.equal(a, b) for a, b in zip(first.rows, repeated.rows, strict=True))
+    assert torch.equal(first.proxy, repeated.proxy)
     assert not torch.equal(first.proxy, other.proxy)
 
 

@@ -17,10 +17,10 @@ from mistakes import mistake
 
 def real(name):
     try:
-        found = sources.locate(name) is not None
+        present = sources.locate(name) is not None
     except OSError:
-        found = False
-    return pytest.mark.skipif(not found, reason=f"the real files of {name} are not here")
+        present = False
+    return pytest.mark.skipif(not present, reason=f"the real files of {name} are not here")
 
 
 def md5(raw):
@@ -71,19 +71,21 @@ def test_data_directory_follows_the_environment(monkeypatch, tmp_path):
 
 
 def test_digits_are_split_the_same_way_every_time():
-    first, again = sources.load("digits"), sources.load("digits")
+    first, repeated = sources.load("digits"), sources.load("digits")
     assert first.x_train.shape == (1437, 1, 8, 8)
     assert first.x_test.shape == (360, 1, 8, 8)
     assert first.x_train.dtype == torch.uint8
     assert first.x_train.max() == 255
-    assert torch.equal(first.x_test, again.x_test)
+    assert torch.equal(first.x_test, repeated.x_test)
     shares = first.y_test.bincount() / 360 - first.y_train.bincount() / 1437
     assert shares.abs().max() < 0.003
 
 
 def test_synthetic_is_deterministic_and_its_sizes_can_be_chosen():
-    data, again, other = sources.load("synthetic"), sources.synthetic(), sources.synthetic(seed=1)
-    assert torch.equal(data.x_train, again.x_train)
+    data = sources.load("synthetic")
+    repeated = sources.synthetic()
+    other = sources.synthetic(seed=1)
+    assert torch.equal(data.x_train, repeated.x_train)
     assert not torch.equal(data.x_train, other.x_train)
     assert data.num_classes == 10
     assert data.x_train.shape == (4000, 32)

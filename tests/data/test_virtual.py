@@ -16,11 +16,11 @@ DRAWN = [name for name, kind in PARTITIONS.items() if kind.mix]
 
 @pytest.mark.parametrize("partition", DRAWN)
 def test_a_client_is_the_same_whenever_it_is_asked(partition):
-    first, again = (build(partition=partition, clients=MANY, samples=12) for _ in range(2))
+    first, repeated = (build(partition=partition, clients=MANY, samples=12) for _ in range(2))
     _ = first.rows[7], first.rows[MANY - 1]  # what was asked before does not matter
     for client in (MANY - 1, 0, 123_456):
         assert torch.equal(first.rows[client], first.rows[client])
-        assert torch.equal(first.rows[client], again.rows[client])
+        assert torch.equal(first.rows[client], repeated.rows[client])
 
 
 @pytest.mark.parametrize("partition", DRAWN)

@@ -77,8 +77,10 @@ def test_stopping_and_resuming_gives_the_same_records(tmp_path: Path) -> None:
     resumed = run(settings, tmp_path / "r", resume=True)
     assert untimed(resumed.records) == untimed(whole.records)
     assert torch.equal(resumed.world.states, whole.world.states)
-    again = run(settings, tmp_path / "r", resume=True)  # finished: nothing is computed twice
-    assert untimed(again.records) == untimed(whole.records)
+    resumed_later = run(
+        settings, tmp_path / "r", resume=True
+    )  # finished: nothing is computed twice
+    assert untimed(resumed_later.records) == untimed(whole.records)
 
 
 def test_a_snapshot_restores_the_world_exactly() -> None:
@@ -86,9 +88,9 @@ def test_a_snapshot_restores_the_world_exactly() -> None:
     world = build_world(config)
     run_round(world, on_test=False)
     saved = snapshot(world)
-    kept = copy.deepcopy(saved)
+    snapshot_before = copy.deepcopy(saved)
     expected = [run_round(world, on_test=True) for _ in range(2)]
-    assert torch.equal(saved["lanes"][0]["state"], kept["lanes"][0]["state"])
+    assert torch.equal(saved["lanes"][0]["state"], snapshot_before["lanes"][0]["state"])
     other = build_world(config)
     restore(other, saved)
     assert [untimed(run_round(other, on_test=True)) for _ in range(2)] == list(
@@ -220,25 +222,26 @@ def test_learning_in_the_next_round_gives_the_same_records(
     keys |= {"agent.n_step": 1, "checkpoint.every": 4, "checkpoint.keep_models": 3}
     at_once = run(keys, tmp_path / "at-once")
     monkeypatch.setattr("fedglimpse.runs.experiment.trains_in_background", lambda world: True)
-    later, told = run(keys, tmp_path / "later"), list[int]()
+    later = run(keys, tmp_path / "later")
+    rounds_done: list[int] = []
     assert untimed(later.records) == untimed(at_once.records)
     assert untimed(RunFolder(tmp_path / "later").read()) == untimed(at_once.records)
     assert torch.equal(later.world.states, at_once.world.states)
-    kept = [
+    model_files = [
         sorted(p.name for p in (tmp_path / name / "models").iterdir())
         for name in ("at-once", "later")
     ]
-    assert kept[0] == kept[1]
+    assert model_files[0] == model_files[1]
 
     def after_six() -> bool:
-        told.append(1)
-        return len(told) == 6
+        rounds_done.append(1)
+        return len(rounds_done) == 6
 
     with pytest.raises(Stopped):
         run(keys, tmp_path / "stopped", should_stop=after_six)
     assert len(RunFolder(tmp_path / "stopped").read()) == 12
-    again = run(keys, tmp_path / "stopped", resume=True)
-    assert untimed(again.records) == untimed(at_once.records)
+    resumed_later = run(keys, tmp_path / "stopped", resume=True)
+    assert untimed(resumed_later.records) == untimed(at_once.records)
 
 
 @pytest.mark.parametrize("method", ["glimpse", "fedavg-window"])
@@ -248,7 +251,8 @@ def test_seconds_hold_the_training_and_no_time_twice(
 ) -> None:
     """Whether clients train before the choice or after it, and whenever selectors learn."""
     monkeypatch.setattr("fedglimpse.runs.experiment.trains_in_background", lambda world: later)
-    spent, train = list[float](), BatchedTrainer.train
+    spent: list[float] = []
+    train = BatchedTrainer.train
 
     def timed(self: BatchedTrainer, start: torch.Tensor, jobs: TrainingJobs) -> TrainingResults:
         began = time.perf_counter()

@@ -138,10 +138,10 @@ def test_tensorboard_event_files_hold_the_records(tmp_path: Path) -> None:
     for seed in (3, 4):
         events = EventAccumulator(str(tmp_path / "o" / "tensorboard" / f"seed-{seed}"))
         events.Reload()
-        mine = [r for r in result.records if r["seed"] == seed]
+        own_sink = [r for r in result.records if r["seed"] == seed]
         for name in ("accuracy", "train_loss", "uplink_bytes", "server_flops"):
             points = [(e.step, e.value) for e in events.Scalars(name)]
-            assert points == [(r["round"], pytest.approx(r[name])) for r in mine]
+            assert points == [(r["round"], pytest.approx(r[name])) for r in own_sink]
 
 
 def stop_after(rounds: int, config: Mapping[str, Any], out: Path) -> None:

@@ -20,13 +20,13 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package of other files, with names that git does not sort as Python does."""
-    here = tmp_path / "repository" / "src" / "package"
+    package_folder = tmp_path / "repository" / "src" / "package"
     for name in ("a/inner/deep.py", "a.py", "a-b.py", "a0.py", "b/é.txt", "__pycache__/a.pyc"):
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).write_text(name)
-    monkeypatch.setattr(provenance, "PACKAGE", here)
+        (package_folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (package_folder / name).write_text(name)
+    monkeypatch.setattr(provenance, "PACKAGE", package_folder)
     _forget()
-    yield here
+    yield package_folder
     _forget()
 
 
@@ -36,9 +36,9 @@ def _forget() -> None:
 
 
 def git(at: Path, *words: str) -> str:
-    who = ["-c", "user.name=nobody", "-c", "user.email=nobody@localhost"]
+    author = ["-c", "user.name=nobody", "-c", "user.email=nobody@localhost"]
     done = subprocess.run(
-        ["git", *who, *words], cwd=at, capture_output=True, text=True, check=True, timeout=60
+        ["git", *author, *words], cwd=at, capture_output=True, text=True, check=True, timeout=60
     )
     return done.stdout.strip()
 
@@ -103,9 +103,9 @@ def test_a_run_remembers_all_code_that_played_it(tmp_path: Path, package: Path) 
         folder = opened(tmp_path / "run")
         folder.save({})
         sources.append(provenance.tree())
-    found = json.loads(folder.environment.read_text())
-    assert found["source"] == sources[3]
-    assert found["earlier_sources"] == [sources[0], sources[1]]
+    stored = json.loads(folder.environment.read_text())
+    assert stored["source"] == sources[3]
+    assert stored["earlier_sources"] == [sources[0], sources[1]]
 
 
 def test_code_that_played_no_round_is_not_named(tmp_path: Path, package: Path) -> None:

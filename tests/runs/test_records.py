@@ -109,8 +109,8 @@ def test_a_run_of_another_version_is_not_mixed_with_this_one(tmp_path: Path) -> 
     folder, _ = opened(tmp_path / "r")
     folder.append([{"round": 0}])
     folder.save({})
-    there = json.loads(folder.environment.read_text())
-    folder.environment.write_text(json.dumps({**there, "fedglimpse": "0.0.9"}))
+    stored = json.loads(folder.environment.read_text())
+    folder.environment.write_text(json.dumps({**stored, "fedglimpse": "0.0.9"}))
     with mistake("--out"):
         opened(tmp_path / "r", resume=True)
     assert json.loads(folder.environment.read_text())["fedglimpse"] == "0.0.9"
@@ -159,9 +159,11 @@ def saved_at(path: Path, *, current: int = 0, coming: int = 0) -> RunFolder:
     ],
 )
 def test_runs_cut_while_they_saved_go_on_from_the_same_round(
-    left: list[tuple[int, int]], expected: int, tmp_path: Path
+    rounds_on_disk: list[tuple[int, int]], expected: int, tmp_path: Path
 ) -> None:
-    folders = [saved_at(tmp_path / str(i), current=a, coming=b) for i, (a, b) in enumerate(left)]
+    folders = [
+        saved_at(tmp_path / str(i), current=a, coming=b) for i, (a, b) in enumerate(rounds_on_disk)
+    ]
     settle([folder.checkpoint for folder in folders])
     for folder in folders:
         state = folder.checkpoint.read()

@@ -32,8 +32,8 @@ def configs(**changes: Any) -> list[Config]:
 
 @pytest.fixture(scope="module")
 def taught() -> Taught:
-    more = {**SMALL, "selection.k": 3, "visibility.cluster_size": 4}
-    return teach([*configs(), resolve({**more, "seeds": [3, 4, 5, 6, 7, 8]})], lessons=12)
+    larger = {**SMALL, "selection.k": 3, "visibility.cluster_size": 4}
+    return teach([*configs(), resolve({**larger, "seeds": [3, 4, 5, 6, 7, 8]})], lessons=12)
 
 
 def test_one_of_eight_is_held_out(taught: Taught) -> None:
@@ -50,8 +50,8 @@ def test_the_policy_is_used_as_it_is(taught: Taught, tmp_path: Path) -> None:
     keys = {**SMALL, "seeds": [9], "agent.load": str(file), "agent.frozen": True}
     records = run(keys).records
     assert {record["behaviour"] for record in records} == {"greedy"}
-    again = run(keys).records
-    assert [r["selected"] for r in records] == [r["selected"] for r in again]
+    repeated = run(keys).records
+    assert [r["selected"] for r in records] == [r["selected"] for r in repeated]
     assert records[0]["q"] != run({**SMALL, "seeds": [9]}).records[0]["q"]
 
 

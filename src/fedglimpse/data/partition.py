@@ -63,14 +63,14 @@ def by_subject(
     subjects: Tensor, num_clients: int, generator: torch.Generator, settings: DataConfig
 ) -> list[Tensor]:
     """Give every subject's rows to one client, in the order of subject numbers."""
-    known = torch.unique(subjects)
+    subject_numbers = torch.unique(subjects)
     require(
-        num_clients in (0, len(known)),
-        f"data.clients={num_clients}, but the training rows come from {len(known)} subjects: give "
-        f"0 or {len(known)}.",
+        num_clients in (0, len(subject_numbers)),
+        f"data.clients={num_clients}, but the training rows come from {len(subject_numbers)} "
+        f"subjects: give 0 or {len(subject_numbers)}.",
         key="data.clients",
     )
-    return [torch.nonzero(subjects == subject).flatten() for subject in known]
+    return [torch.nonzero(subjects == subject).flatten() for subject in subject_numbers]
 
 
 def dirichlet(
@@ -222,11 +222,11 @@ def stratified_sample(
     largest_first = ties[torch.argsort(remainders[ties], descending=True, stable=True)]
     counts[largest_first[: size - int(counts.sum())]] += 1
     drawn = []
-    others = []
+    not_drawn = []
     for pool, count in zip(pools, counts.tolist(), strict=True):
         drawn.append(pool[:count])
-        others.append(pool[count:])
-    return torch.cat(drawn).sort().values, torch.cat(others).sort().values
+        not_drawn.append(pool[count:])
+    return torch.cat(drawn).sort().values, torch.cat(not_drawn).sort().values
 
 
 def _check_rows(num_rows: int, num_clients: int, rows_each: int) -> None:

@@ -194,7 +194,7 @@ def virtual_rows(
         key="data.samples",
     )
     if kind.mix is None:
-        drawable = [name for name, known in PARTITIONS.items() if known.mix]
+        drawable = [name for name, registered in PARTITIONS.items() if registered.mix]
         raise UserError(
             f"data.partition={settings.partition} deals rows out, so clients cannot draw "
             f"data.samples={samples} of their own: use {', '.join(drawable)}, or data.samples=0.",

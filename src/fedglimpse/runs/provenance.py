@@ -65,11 +65,11 @@ def earlier_sources(stored: Mapping[str, Any]) -> dict[str, list[str]]:
     earlier = stored.get(EARLIER)
     candidates = list(earlier) if isinstance(earlier, list) else []
     candidates.append(stored.get(SOURCE))
-    others: list[str] = []
+    earlier_names: list[str] = []
     for source in candidates:
-        if isinstance(source, str) and source != tree() and source not in others:
-            others.append(source)
-    return {EARLIER: others} if others else {}
+        if isinstance(source, str) and source != tree() and source not in earlier_names:
+            earlier_names.append(source)
+    return {EARLIER: earlier_names} if earlier_names else {}
 
 
 @lru_cache(maxsize=1)
