@@ -7,13 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
 from fedglimpse.runs.experiment import run
-from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs, TrainingRecipe
+from fedglimpse.simulation.trainers.jobs import (
+    Examples,
+    TrainingJobs,
+    TrainingRecipe,
+    TrainingResults,
+)
 from fedglimpse.simulation.trainers.serial import SerialTrainer
 
 pytestmark = pytest.mark.gpu
@@ -38,39 +44,69 @@ RECIPES = {
 
 
 def examples(shape: tuple[int, ...], classes: int, augment: bool) -> Examples:
-    """One random picture for each class, with noise."""
+    """One random picture for each class, with noise; images are bytes."""
     draw = rng.generator(0, "gpu-examples")
     y = torch.randint(classes, (2000,), generator=draw)
-    x = torch.rand(classes, *shape, generator=draw)[y] * 150
-    x = x + torch.rand(2000, *shape, generator=draw) * 100
+    pictures = torch.rand(classes, *shape, generator=draw)
+    x = pictures[y] * 150 + torch.rand(2000, *shape, generator=draw) * 100
     x = x.to(torch.uint8) if len(shape) == 3 else x / 100 - 1
     return Examples(x.cuda(), y.cuda(), augment)
 
 
 def jobs_of(sizes: list[int], mu: float = 0.0) -> TrainingJobs:
-    count, zeros = len(sizes), torch.zeros(len(sizes))
-    draw = rng.generator(1, "gpu-jobs")
-    jobs = TrainingJobs(
+    """Clients of these sizes; they start from two states in turn."""
+    count = len(sizes)
+    rows = torch.randint(2000, (count, max(sizes)), generator=rng.generator(1, "gpu-jobs"))
+    jobs = replace(
+        TrainingJobs.plain(rows, keys=torch.arange(count) * 7919),
         start=torch.arange(count) % 2,
-        keys=torch.arange(count) * 7919,
-        rows=torch.randint(2000, (count, max(sizes)), generator=draw),
         sizes=torch.tensor(sizes),
-        mu=zeros + mu,
-        squared=torch.ones(count, dtype=torch.bool),
-        distill=zeros,
-        temperature=zeros,
-        visit=zeros.long() - 1,
+        mu=torch.full((count,), mu),
     )
     return jobs.to(torch.device("cuda"))
 
 
-def starts(name: str) -> torch.Tensor:
-    rows = []
+def starts(name: str) -> Tensor:
+    build, _, _ = MODELS[name]
+    states = []
     for seed in range(2):
         with rng.isolated(seed, "gpu-start"):
-            model = MODELS[name][0]()
-        rows.append(Layout.of(model).read(model))
-    return torch.stack(rows).cuda()
+            model = build()
+        states.append(Layout.of(model).read(model))
+    return torch.stack(states).cuda()
+
+
+class Comparison:
+    """The GPU trainer and the reference on the same jobs."""
+
+    def __init__(
+        self, name: str, recipe: TrainingRecipe, jobs: TrainingJobs, compiled: bool = False
+    ) -> None:
+        build, shape, classes = MODELS[name]
+        self.build = build
+        self.data = examples(shape, classes, augment=name == "cifar")
+        self.recipe = replace(recipe, augment=self.data.augment)
+        self.jobs = jobs
+        self.start = starts(name)
+        self.serial = self.trained_serially(channels_last=False)
+        self.trainer = GraphedTrainer(build().cuda(), self.data, self.recipe, compiled=compiled)
+        self.graphed = self.trainer.train(self.start, jobs)
+
+    def trained_serially(self, channels_last: bool) -> TrainingResults:
+        """Train with the reference; the memory layout of images changes the order of its sums."""
+        model = self.build().cuda()
+        trainer = SerialTrainer(model, self.data, self.recipe, channels_last=channels_last)
+        return trainer.train(self.start, self.jobs)
+
+    def share_of_update(self, results: TrainingResults) -> float:
+        """Return the distance of all states from the reference's, as a share of its update."""
+        update = (self.serial.states - self.start[self.jobs.start]).norm()
+        return float((self.serial.states - results.states).norm() / update)
+
+    def share_of_model(self, results: TrainingResults) -> float:
+        """Return the largest distance of a state, as a share of the model's norm."""
+        distances = (self.serial.states - results.states).norm(dim=1)
+        return float((distances / self.serial.states.norm(dim=1)).max())
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -83,35 +119,23 @@ def test_graphed_equals_serial(name: str, recipe: str, sizes: str) -> None:
     moves by some per cent in a few steps when only its memory layout changes. That distance is
     measured here, not assumed.
     """
-    net, shape, classes = MODELS[name]
-    data = examples(shape, classes, augment=name == "cifar")
-    how = replace(RECIPES[recipe], augment=data.augment)
-    jobs, start = jobs_of(SIZES[sizes], mu=0.1), starts(name)
-    slow = SerialTrainer(net().cuda(), data, how).train(start, jobs)
-    other = SerialTrainer(net().cuda(), data, how, channels_last=True).train(start, jobs)
-    fast = GraphedTrainer(net().cuda(), data, how, compiled=False).train(start, jobs)
-    assert torch.equal(slow.steps, fast.steps)
-    moved = (slow.states - start[jobs.start]).norm()
-    away = (slow.states - fast.states).norm() / moved
-    floor = (slow.states - other.states).norm() / moved
-    print(f"{name} {recipe} {sizes}: distance {away:.1e}, rounding alone {floor:.1e}")
-    assert away < max(1e-3, 2 * float(floor))
+    both = Comparison(name, RECIPES[recipe], jobs_of(SIZES[sizes], mu=0.1))
+    assert torch.equal(both.serial.steps, both.graphed.steps)
+    distance = both.share_of_update(both.graphed)
+    rounding = both.share_of_update(both.trained_serially(channels_last=True))
+    print(f"{name} {recipe} {sizes}: distance {distance:.1e}, rounding alone {rounding:.1e}")
+    assert distance < max(1e-3, 2 * rounding)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_round_of_the_papers_recipe_equals_serial(name: str, sizes: str) -> None:
     """Steps of 1e-3 amplify rounding little: after three epochs models are within 1e-3."""
-    net, shape, classes = MODELS[name]
-    data = examples(shape, classes, augment=name == "cifar")
-    how = replace(SGD, lr=1e-3, epochs=3, augment=data.augment)
-    jobs, start = jobs_of(SIZES[sizes]), starts(name)
-    slow = SerialTrainer(net().cuda(), data, how).train(start, jobs)
-    fast = GraphedTrainer(net().cuda(), data, how, compiled=False).train(start, jobs)
-    away = (slow.states - fast.states).norm(dim=1) / slow.states.norm(dim=1)
-    of_update = (slow.states - fast.states).norm() / (slow.states - start[jobs.start]).norm()
-    print(f"{name} {sizes}: {float(away.max()):.1e} of the model, {of_update:.1e} of the update")
-    assert float(away.max()) < 1e-3
+    both = Comparison(name, replace(SGD, lr=1e-3, epochs=3), jobs_of(SIZES[sizes]))
+    distance = both.share_of_model(both.graphed)
+    of_update = both.share_of_update(both.graphed)
+    print(f"{name} {sizes}: {distance:.1e} of the model, {of_update:.1e} of the update")
+    assert distance < 1e-3
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -121,68 +145,52 @@ def test_a_round_of_adam_is_as_near_as_rounding_lets_it(name: str, sizes: str) -
 
     `benchmarks/rounding.py` shows it on a CPU.
     """
-    net, shape, classes = MODELS[name]
-    data = examples(shape, classes, augment=name == "cifar")
-    how = replace(RECIPES["adam"], epochs=3, augment=data.augment)
-    jobs, start = jobs_of(SIZES[sizes]), starts(name)
-    slow = SerialTrainer(net().cuda(), data, how).train(start, jobs)
-    other = SerialTrainer(net().cuda(), data, how, channels_last=True).train(start, jobs)
-    fast = GraphedTrainer(net().cuda(), data, how).train(start, jobs)
-    size = slow.states.norm(dim=1)
-    away, floor = (
-        float(((slow.states - some.states).norm(dim=1) / size).max()) for some in (fast, other)
-    )
-    print(f"{name} adam {sizes}: {away:.1e} of the model, rounding alone {floor:.1e}")
-    assert away < max(1e-3, 2 * floor)
+    recipe = replace(RECIPES["adam"], epochs=3)
+    both = Comparison(name, recipe, jobs_of(SIZES[sizes]), compiled=True)
+    distance = both.share_of_model(both.graphed)
+    rounding = both.share_of_model(both.trained_serially(channels_last=True))
+    print(f"{name} adam {sizes}: {distance:.1e} of the model, rounding alone {rounding:.1e}")
+    assert distance < max(1e-3, 2 * rounding)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_dense_layers_step_by_themselves(compiled: bool) -> None:
-    """Without FedProx's pull: with it, as above, they leave their step to the optimizer."""
-    data, how = examples((561,), 6, augment=False), replace(SGD, epochs=3)
-    jobs, start = jobs_of([128, 100, 65, 20, 1]), starts("har")  # no batch of two: see above
-    slow = SerialTrainer(nets.har_mlp().cuda(), data, how).train(start, jobs)
-    trainer = GraphedTrainer(nets.har_mlp().cuda(), data, how, compiled=compiled)
-    fast = trainer.train(start, jobs)
-    assert [len(step.offsets) for step in trainer.steps.values()] == [2]  # not the six outputs
-    moved = (slow.states - start[jobs.start]).norm()
-    assert (slow.states - fast.states).norm() / moved < 1e-4
-    assert torch.equal(fast.states[-1], start[jobs.start][-1])  # one example: no step
+    """Without FedProx's penalty: with it, as above, they leave their step to the optimizer."""
+    jobs = jobs_of([128, 100, 65, 20, 1])  # no batch of two: see above
+    both = Comparison("har", replace(SGD, epochs=3), jobs, compiled)
+    self_stepping = [len(step.offsets) for step in both.trainer.steps.values()]
+    assert self_stepping == [2]  # not the last layer, which has six outputs
+    assert both.share_of_update(both.graphed) < 1e-4
+    unchanged = both.start[both.jobs.start][-1]  # one example: no step
+    assert torch.equal(both.graphed.states[-1], unchanged)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_one_step_equals_serial(name: str) -> None:
-    net, shape, classes = MODELS[name]
-    data = examples(shape, classes, augment=name == "cifar")
-    jobs, start = jobs_of([64, 40, 64]), starts(name)
-    how = replace(SGD, augment=data.augment)
-    slow = SerialTrainer(net().cuda(), data, how).train(start, jobs)
-    fast = GraphedTrainer(net().cuda(), data, how, compiled=False).train(start, jobs)
-    moved = (slow.states - start[jobs.start]).norm()
-    assert (slow.states - fast.states).norm() / moved < 2e-3
-    torch.testing.assert_close(slow.loss, fast.loss, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(slow.squared_loss, fast.squared_loss, rtol=1e-4, atol=1e-4)
+    both = Comparison(name, SGD, jobs_of([64, 40, 64]))
+    assert both.share_of_update(both.graphed) < 2e-3
+    serial, graphed = both.serial, both.graphed
+    torch.testing.assert_close(serial.loss, graphed.loss, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(serial.squared_loss, graphed.squared_loss, rtol=1e-4, atol=1e-4)
 
 
 def first_layer_inputs(
     side: int, inputs: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+) -> tuple[Tensor, list[Tensor], Tensor]:
     """Images of 4 clients, the layer's four parameters (scales of both signs), real images."""
     draw = torch.Generator("cuda").manual_seed(0)
 
-    def normal(*shape: int) -> torch.Tensor:
+    def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, device="cuda", generator=draw)
 
     x = normal(4, 64, side, side, inputs).to(dtype)
     weight = (normal(4, 32, inputs, 3, 3) / 3).to(dtype).float()
     params = [weight, normal(4, 32) / 3, normal(4, 32) + 0.5, normal(4, 32)]
     counts = torch.tensor([64, 37, 2, 0], device="cuda")
-    return x, [p.requires_grad_() for p in params], counts
+    return x, [param.requires_grad_() for param in params], counts
 
 
-def plain_first_layer(
-    x: torch.Tensor, params: list[torch.Tensor], pool: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def plain_first_layer(x: Tensor, params: list[Tensor], pool: bool) -> tuple[Tensor, Tensor, Tensor]:
     """One client's layer by torch's own operations: y, mean, variance."""
     weight, bias, gamma, beta = params
     r = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=1).relu()
@@ -197,7 +205,7 @@ def test_first_layer_against_torch(
     side: int, inputs: int, pool: bool, precision: Precision
 ) -> None:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    limit = {"fp32": 1e-5, "bf16": 1e-2}[precision]
+    tolerance = {"fp32": 1e-5, "bf16": 1e-2}[precision]
     x, params, counts = first_layer_inputs(side, inputs, dtype)
     with numerics(x.device, "fp32" if precision == "fp32" else "tf32"):
         y, mean, var = first_layer(x, *params, counts, 1e-5, 1, pool)
@@ -205,16 +213,18 @@ def test_first_layer_against_torch(
         dy = dy.to(dtype)
         grads = torch.autograd.grad(y, params, dy)
     for j, count in enumerate(counts.tolist()):
+        job_grads = [grad[j] for grad in grads]
         assert not y[j, count:].any()  # padding
         if count == 0:  # an idle client
-            assert not any(g[j].any() for g in grads)
+            assert not any(grad.any() for grad in job_grads)
             continue
-        own = [p[j].detach().double().requires_grad_() for p in params]
-        want = plain_first_layer(x[j, :count].double(), own, pool)
-        wanted = [*want, *torch.autograd.grad(want[0], own, dy[j, :count].double())]
-        got = [y[j, :count], mean[j], var[j], *(g[j] for g in grads)]
-        for a, b in zip(got, wanted, strict=True):
-            assert (a.double() - b).norm() / b.norm() < limit
+        exact_params = [param[j].detach().double().requires_grad_() for param in params]
+        expected = plain_first_layer(x[j, :count].double(), exact_params, pool)
+        exact_dy = dy[j, :count].double()
+        expected_grads = torch.autograd.grad(expected[0], exact_params, exact_dy)
+        results = [y[j, :count], mean[j], var[j], *job_grads]
+        for result, exact in zip(results, [*expected, *expected_grads], strict=True):
+            assert (result.double() - exact).norm() / exact.norm() < tolerance
 
 
 @pytest.mark.parametrize("pool", [False, True])
@@ -225,21 +235,31 @@ def test_first_layer_is_a_proper_operator(pool: bool) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_runs_repeat_on_the_gpu(precision: str) -> None:
-    settings = {"engine.device": "cuda", "engine.precision": precision, "rounds": 5}
-    first, second = (run({**settings, "method": "glimpse", "seeds": [0, 1]}) for _ in range(2))
-    assert [r["selected"] for r in first.records] == [r["selected"] for r in second.records]
-    assert [r["accuracy"] for r in first.records] == [r["accuracy"] for r in second.records]
-    assert first.records[-1]["accuracy"] > 0.2
+    settings = {
+        "method": "glimpse",
+        "seeds": [0, 1],
+        "rounds": 5,
+        "engine.device": "cuda",
+        "engine.precision": precision,
+    }
+    first = run(settings).records
+    second = run(settings).records
+    for record, repeated in zip(first, second, strict=True):
+        assert record["selected"] == repeated["selected"]
+        assert record["accuracy"] == repeated["accuracy"]
+    assert first[-1]["accuracy"] > 0.2
 
 
 def test_more_jobs_than_fit_run_in_waves() -> None:
     data = examples((561,), 6, augment=False)
-    jobs, start = jobs_of([40] * 7), starts("har")
-    whole = GraphedTrainer(nets.har_mlp().cuda(), data, SGD, compiled=False).train(start, jobs)
-    waves = GraphedTrainer(
-        nets.har_mlp().cuda(), data, SGD, max_jobs=3, compiled=False
-    ).train(start, jobs)  # fmt: skip
-    torch.testing.assert_close(whole.states, waves.states, rtol=1e-4, atol=1e-5)
+    jobs = jobs_of([40] * 7)
+    results = []
+    for max_jobs in (None, 3):
+        model = nets.har_mlp().cuda()
+        trainer = GraphedTrainer(model, data, SGD, max_jobs=max_jobs, compiled=False)
+        results.append(trainer.train(starts("har"), jobs))
+    at_once, in_waves = results
+    torch.testing.assert_close(at_once.states, in_waves.states, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["har", "fashion"])  # dense layers; Triton operators

@@ -1,4 +1,4 @@
-"""Whole rounds on a GPU: reproducible, the same in company, in little memory, in any precision."""
+"""Whole rounds on a GPU: reproducible, the same beside other lanes, in any precision."""
 
 from __future__ import annotations
 
@@ -38,76 +38,100 @@ MODELS = {
 }
 
 
-def noise_rounds(name: str, seeds: list[int], rounds: int, **keys: Any) -> list[dict[str, Any]]:
-    """Play glimpse on noise of a dataset's shape; returns all records."""
+EARLY_LEARNING = {"agent.learn_start": 4, "agent.epsilon_decay": 0.05}
+
+
+def noise_rounds(name: str, seeds: list[int], rounds: int) -> list[dict[str, Any]]:
+    """Run glimpse on noise of a dataset's shape; returns all records."""
     settings = bench.settings(name, 1, "cuda", "fp32", "auto").flat()
-    settings |= {"seeds": seeds, "agent.learn_start": 4, "agent.epsilon_decay": 0.05, **keys}
-    settings = {k: v for k, v in settings.items() if not k.startswith("options")}
-    config = resolve(settings)
-    world, _ = bench.noise_world(config)
+    settings = {key: value for key, value in settings.items() if not key.startswith("options")}
+    world, _ = bench.noise_world(resolve({**settings, **EARLY_LEARNING, "seeds": seeds}))
     selectors = selectors_of(world)
-    return [record for _ in range(rounds) for record in run_round(world, False, selectors)]
+    records = []
+    for _ in range(rounds):
+        records += run_round(world, False, selectors)
+    return records
 
 
-def test_transfers_carry_what_was_there_when_they_began() -> None:
+def values_of(records: list[dict[str, Any]], key: str) -> list[Any]:
+    return [record[key] for record in records]
+
+
+def test_transfers_carry_the_values_at_the_time_of_the_call() -> None:
     """The device is kept busy, and both sides are changed right after the call."""
     busy = torch.randn(4096, 4096, device=CUDA)
     for _ in range(20):
         busy = busy @ busy / 100
     values = torch.arange(1000.0, device=CUDA) + busy[0, 0].nan_to_num() * 0
-    home = on_its_way(values)
+    to_cpu = on_its_way(values)
     values.zero_()
-    small = torch.arange(1000)
-    there = small.to(CUDA, non_blocking=True)  # as local_training.py sends numbers
-    small.zero_()
-    assert torch.equal(home(), torch.arange(1000.0))
-    assert torch.equal(there.cpu(), torch.arange(1000))
+    numbers = torch.arange(1000)
+    on_gpu = numbers.to(CUDA, non_blocking=True)  # as local_training.py sends numbers
+    numbers.zero_()
+    assert torch.equal(to_cpu(), torch.arange(1000.0))
+    assert torch.equal(on_gpu.cpu(), torch.arange(1000))
 
 
 @pytest.mark.parametrize("method", ["glimpse", "f3ast", "favor"])
 def test_learning_beside_training_gives_the_same_records(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {"method": method, "engine.device": "cuda", "rounds": 40, "seeds": [0, 1]}
-    keys |= {"checkpoint.every": 40}
-    keys |= {"agent.learn_start": 4, "agent.epsilon_decay": 0.05} if method == "glimpse" else {}
-    beside = run(keys).records
+    settings = {"method": method, "engine.device": "cuda", "rounds": 40, "seeds": [0, 1]}
+    settings["checkpoint.every"] = 40
+    if method == "glimpse":
+        settings |= EARLY_LEARNING
+    overlapping = run(settings).records
     monkeypatch.setattr("fedglimpse.runs.experiment.trains_in_background", lambda world: False)
-    after = run(keys).records
-    for ours, theirs in zip(beside, after, strict=True):
-        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+    sequential = run(settings).records
+    for record, expected in zip(overlapping, sequential, strict=True):
+        assert {**record, "seconds": 0} == {**expected, "seconds": 0}
+
+
+def group_of_three(device: str, changes: dict[str, Any]) -> Any:
+    selectors = []
+    for seed in range(3):
+        selector = GlimpseSelector(
+            config(**changes),
+            sketch_dim=D,
+            num_classes=C,
+            num_clients=40,
+            seed=seed,
+            device=device,
+        )
+        selectors.append(selector)
+    return GlimpseSelector.group(selectors)
+
+
+def views_of_round(round_num: int) -> list[View]:
+    views = []
+    for lane in range(3):
+        lane_view = view(100 * lane + round_num, visible=1 + (round_num + lane) % 7)
+        views.append(View(**{**vars(lane_view), "round_num": round_num}))
+    return views
+
+
+def slots_and_losses(group: Any, round_num: int) -> tuple[list[list[int]], list[dict[str, float]]]:
+    """Run one round of a group of selectors."""
+    slots = []
+    outcomes = []
+    views = views_of_round(round_num)
+    for lane_view, choice in zip(views, group.select(views, [3] * 3), strict=True):
+        if choice:
+            slots.append(choice.slots.tolist())
+            outcomes.append(outcome(lane_view, choice.slots))
+    return slots, group.feedback(outcomes)
 
 
 @pytest.mark.parametrize("changes", [{}, {"q_output": "per_class", "aux_weight": 0.15}], ids=str)
-def test_a_team_learns_the_same_on_both_devices(changes: dict[str, Any]) -> None:
-    teams = [
-        GlimpseSelector.group(
-            [
-                GlimpseSelector(
-                    config(**changes),
-                    sketch_dim=D,
-                    num_classes=C,
-                    num_clients=40,
-                    seed=seed,
-                    device=device,
-                )
-                for seed in range(3)
-            ]
-        )
-        for device in ("cpu", "cuda")
-    ]
+def test_agents_learn_the_same_on_both_devices(changes: dict[str, Any]) -> None:
+    on_cpu = group_of_three("cpu", changes)
+    on_gpu = group_of_three("cuda", changes)
     for round_num in range(20):
-        answers = []
-        for team in teams:
-            shown = [view(100 * r + round_num, visible=1 + (round_num + r) % 7) for r in range(3)]
-            shown = [View(**{**vars(s), "round_num": round_num}) for s in shown]
-            choices = team.select(shown, [3] * 3)
-            pairs = zip(shown, choices, strict=True)
-            losses = team.feedback([outcome(s, c.slots) for s, c in pairs if c])
-            answers.append(([c.slots.tolist() for c in choices if c], losses))
-        assert answers[0][0] == answers[1][0]
-    for ours, theirs in zip(answers[0][1], answers[1][1], strict=True):
-        assert ours["td_loss"] == pytest.approx(theirs["td_loss"], rel=1e-3)
+        slots, losses = slots_and_losses(on_gpu, round_num)
+        expected_slots, expected_losses = slots_and_losses(on_cpu, round_num)
+        assert slots == expected_slots
+    for lane_losses, expected in zip(losses, expected_losses, strict=True):
+        assert lane_losses["td_loss"] == pytest.approx(expected["td_loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -119,42 +143,43 @@ def test_many_states_at_once_equal_one_by_one(name: str) -> None:
     states[:, layout.num_params :] += 0.2 * torch.rand_like(states[:, layout.num_params :])
     x = torch.rand(3, 50, *shape, device=CUDA)
     y = torch.randint(classes, (3, 50), device=CUDA)
-    slow = Evaluator(model, classes)
-    fast = Evaluator(model, classes, many=many_models(model, shape, CUDA, "fp32"))
-    torch.testing.assert_close(
-        fast.logits_of(states, x), slow.logits_of(states, x), rtol=1e-3, atol=1e-4
-    )
-    ours, theirs = (e.mean_gradients(states, list(x), list(y)) for e in (fast, slow))
-    assert float((ours - theirs).norm() / theirs.norm()) < 5e-3
+    one_by_one = Evaluator(model, classes)
+    at_once = Evaluator(model, classes, many=many_models(model, shape, CUDA, "fp32"))
+    logits = at_once.logits_of(states, x)
+    torch.testing.assert_close(logits, one_by_one.logits_of(states, x), rtol=1e-3, atol=1e-4)
+    gradients = at_once.mean_gradients(states, list(x), list(y))
+    expected = one_by_one.mean_gradients(states, list(x), list(y))
+    assert float((gradients - expected).norm() / expected.norm()) < 5e-3
 
 
 def test_the_same_seed_chooses_the_same_for_fifty_rounds() -> None:
-    first, second = (noise_rounds("fashion", [0, 1], 50) for _ in range(2))
-    assert [r["selected"] for r in first] == [r["selected"] for r in second]
-    assert [r["mean_q"] for r in first] == [r["mean_q"] for r in second]
-    greedy = [r for r in first if r["behaviour"] == "greedy"]
-    assert len(greedy) > 20  # choices that depend on every number before them
+    first = noise_rounds("fashion", [0, 1], 50)
+    second = noise_rounds("fashion", [0, 1], 50)
+    assert values_of(first, "selected") == values_of(second, "selected")
+    assert values_of(first, "mean_q") == values_of(second, "mean_q")
+    # greedy choices depend on every number before them
+    assert values_of(first, "behaviour").count("greedy") > 20
 
 
 def test_lanes_together_equal_lanes_alone() -> None:
     """After one round: later, rounding grows as it does between two layouts of one trainer."""
     together = noise_rounds("har", [3, 4], 2)
     alone = noise_rounds("har", [4], 2)
-    beside = [r for r in together if r["seed"] == 4]
-    assert [r["selected"] for r in alone] == [r["selected"] for r in beside]
-    for ours, theirs in zip(alone, beside, strict=True):
-        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
+    same_seed = [record for record in together if record["seed"] == 4]
+    assert values_of(alone, "selected") == values_of(same_seed, "selected")
+    for record, expected in zip(same_seed, alone, strict=True):
+        assert record["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-3)
 
 
 def test_lanes_report_and_merge_together_as_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     together = noise_rounds("har", [3, 4, 5], 2)
     monkeypatch.setattr("fedglimpse.federation.devices.SEPARATE_LANES", ("cpu", "cuda"))
     apart = noise_rounds("har", [3, 4, 5], 2)
-    assert [r["selected"] for r in together] == [r["selected"] for r in apart]
-    for ours, theirs in zip(together, apart, strict=True):
-        assert ours["weights"] == theirs["weights"]
-        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
-        assert ours["reward"] == pytest.approx(theirs["reward"], abs=5e-3)
+    assert values_of(together, "selected") == values_of(apart, "selected")
+    assert values_of(together, "weights") == values_of(apart, "weights")
+    for record, expected in zip(together, apart, strict=True):
+        assert record["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-3)
+        assert record["reward"] == pytest.approx(expected["reward"], abs=5e-3)
 
 
 @pytest.fixture
@@ -178,22 +203,20 @@ def test_many_lanes_fit_a_card_of_16_gib() -> None:
 def test_precision_changes_speed_not_accuracy() -> None:
     if not sources.status("fashion").present:
         pytest.skip("Fashion-MNIST is not there")
-    final: dict[str, list[float]] = {}
+    settings = {
+        "method": "fedavg-window",
+        "data.name": "fashion",
+        "seeds": [0, 1, 2],
+        "rounds": 60,
+        "evaluate.every": 5,
+        "engine.device": "cuda",
+    }
+    accuracies: dict[str, list[float]] = {}
     for precision in ("fp32", "tf32", "bf16"):
-        result = run(
-            {
-                "method": "fedavg-window",
-                "data.name": "fashion",
-                "seeds": [0, 1, 2],
-                "rounds": 60,
-                "evaluate.every": 5,
-                "engine.device": "cuda",
-                "engine.precision": precision,
-            }
-        )
-        final[precision] = [e["final_accuracy"] for e in result.summary["seeds"].values()]
-    print(final)
-    spread = stdev(final["fp32"])
+        seeds = run({**settings, "engine.precision": precision}).summary["seeds"]
+        accuracies[precision] = [summary["final_accuracy"] for summary in seeds.values()]
+    print(accuracies)
+    tolerance = max(stdev(accuracies["fp32"]), 0.01)
     for precision in ("tf32", "bf16"):
-        apart = [a - b for a, b in zip(final[precision], final["fp32"], strict=True)]
-        assert abs(mean(apart)) < max(spread, 0.01), (precision, final)
+        difference = mean(accuracies[precision]) - mean(accuracies["fp32"])
+        assert abs(difference) < tolerance, (precision, accuracies)
