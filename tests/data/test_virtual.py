@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 import torch
-from test_population import SPLITS, build, make_dataset
+from test_population import build, make_dataset
 
 from fedglimpse.config.schema import Config, DataConfig
 from fedglimpse.data.partition import PARTITIONS
@@ -127,7 +127,7 @@ DEALT = {
 }
 
 
-@pytest.mark.parametrize("partition", SPLITS)
+@pytest.mark.parametrize("partition", DEALT)
 def test_dealt_partitions_are_untouched(partition):
     pop = build(partition=partition)
     text = repr(([rows.tolist() for rows in pop.rows], pop.proxy.tolist()))

@@ -28,19 +28,19 @@ ASSUMED_PARAMS = 1000
 class Readiness:
     """Checks configurations as far as their first round; each dataset is loaded once."""
 
-    def __init__(self, here: bool = True) -> None:
+    def __init__(self, on_this_machine: bool = True) -> None:
         """Say where the configurations will run.
 
         Args:
-            here: on this machine, so its device, data and packages are checked too.
+            on_this_machine: its device, data and packages are checked too.
         """
-        self.here = here
+        self.on_this_machine = on_this_machine
         self._datasets: dict[str, Dataset] = {}
 
     def check(self, config: Config) -> None:
         """Raise UserError for a configuration that cannot be run; nothing is written."""
         check(config)
-        if not self.here:
+        if not self.on_this_machine:
             _check_method(config)
             return
         device = pick_device(config.engine.device)

@@ -96,7 +96,7 @@ def run_sweep(
     left_out = len(chosen) - len(cells)
     if not cells:
         return SweepOutcome(0, 0, {}, reused=0, left_out=left_out, interrupted=False)
-    readiness = Readiness(here=run_packs is local.run_packs)
+    readiness = Readiness(on_this_machine=run_packs is local.run_packs)
     _check_cells(_unfinished(folder, cells, options.retry_failed), configs, readiness)
     packs = make_packs(cells, configs, options.lanes)
     _check_disk(out, [configs[cell.id] for cell in folder.left(cells)], max(map(len, packs)))
