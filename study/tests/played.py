@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,20 @@ def disagree(cell: CellResult) -> int:
     return PATTERN[(cell.seed + shift) % len(PATTERN)]
 
 
-def played(name: str, world: World) -> Study:
-    """Return a planned study with its cells played as `world` says."""
+@cache
+def planned(name: str) -> Study:
+    """Return a planned study of which nothing has run."""
     study = PLANS.study(name).study
     cells = [
         dataclasses.replace(c, state="missing", facts=None, environment={}) for c in study.cells
     ]
-    return dataclasses.replace(study, cells=[_play(cell, world) for cell in cells])
+    return dataclasses.replace(study, cells=cells)
+
+
+def played(name: str, world: World) -> Study:
+    """Return a planned study whose cells ended as `world` says."""
+    study = planned(name)
+    return dataclasses.replace(study, cells=[_play(cell, world) for cell in study.cells])
 
 
 def _play(cell: CellResult, world: World) -> CellResult:

@@ -14,6 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -164,8 +165,20 @@ def options_of(cls: type[Any], config: Config, preset: Mapping[str, Any] | None 
     return options
 
 
+@cache
+def _known_keys() -> Mapping[str, Any]:
+    """Return every dotted key but those of options, with its default."""
+    return Config().flat()
+
+
+@cache
+def _types_of(cls: type[Any]) -> Mapping[str, Any]:
+    """Return the type of each field of a dataclass."""
+    return get_type_hints(cls)
+
+
 def _check_names(values: Mapping[str, Any]) -> None:
-    keys = Config().flat()
+    keys = _known_keys()
     for name, value in values.items():
         if name.startswith("options."):
             _check_option(name, value)
@@ -197,7 +210,7 @@ def _storable(value: Any) -> bool:
 
 def _fill(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
     """Build a dataclass, and those it is made of, from dotted keys that begin with `prefix`."""
-    types = get_type_hints(cls)
+    types = _types_of(cls)
     arguments: dict[str, Any] = {}
     for item in dataclasses.fields(cls):
         key = f"{prefix}{item.name}"

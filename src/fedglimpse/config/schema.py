@@ -8,6 +8,7 @@ rooms.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -193,7 +194,17 @@ class Config:
 
     def flat(self) -> dict[str, Any]:
         """Return every dotted key with its value."""
-        return flatten(dataclasses.asdict(self))
+        flat: dict[str, Any] = {}
+        for group in dataclasses.fields(self):
+            value = getattr(self, group.name)
+            if dataclasses.is_dataclass(value):
+                for item in dataclasses.fields(value):
+                    flat[f"{group.name}.{item.name}"] = getattr(value, item.name)
+            elif group.name == "options":
+                flat |= flatten(copy.deepcopy(dict(value)), "options.")  # may hold lists
+            else:
+                flat[group.name] = value
+        return flat
 
     def to_toml(self) -> str:
         """Return the resolved configuration as TOML, enough to repeat the run."""
