@@ -1,6 +1,6 @@
 """The terms of Theorem 1 at one stored model, from gradients of all clients.
 
-Gradients are taken in evaluation mode, as in `simulation/gradients.py`: BatchNorm uses its running
+Gradients are taken in evaluation mode, as in `simulation/evaluation.py`: BatchNorm uses its running
 statistics, so that a client's gradient is the mean of those of its batches.
 """
 
