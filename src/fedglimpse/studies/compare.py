@@ -97,10 +97,13 @@ def _legend(analysis: Results, window: int) -> str:
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:
     """Write a Markdown table with aligned columns, which also reads well in a terminal."""
-    columns: list[list[str]] = []
+    widths: list[int] = []
     for column in zip(*lines, strict=True):
-        width = max(map(len, column))
-        title, *cells = (cell.ljust(width) for cell in column)
-        columns.append([f" {title} ", "-" * (width + 2), *(f" {cell} " for cell in cells)])
-    rows = zip(*columns, strict=True)
-    return "\n".join(f"|{'|'.join(row)}|" for row in rows)
+        widths.append(max(map(len, column)))
+    rows: list[str] = []
+    for line in lines:
+        cells = map(str.ljust, line, widths)
+        rows.append(f"| {' | '.join(cells)} |")
+    rule = "|".join("-" * (width + 2) for width in widths)
+    rows.insert(1, f"|{rule}|")
+    return "\n".join(rows)

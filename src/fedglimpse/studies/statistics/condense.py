@@ -118,10 +118,10 @@ def condense(records: Sequence[Record], rounds: int) -> Facts:
     """
     diverged, records = _without_divergence(records)
     scored = _scored(records)
-    played = records[-1]["round"] + 1 if records else 0
+    rounds_run = records[-1]["round"] + 1 if records else 0
     has_final = bool(scored.rounds) and scored.rounds[-1] > rounds - final_window(rounds)
     final: Record = {}
-    if played >= rounds and has_final:
+    if rounds_run >= rounds and has_final:
         final = next(iter(summarise(records, rounds)["seeds"].values()))
     rejected = 0
     seconds = 0.0
@@ -137,8 +137,8 @@ def condense(records: Sequence[Record], rounds: int) -> Facts:
         rejected=rejected,
         seconds=seconds,
         curve=_curve(scored),
-        climb=_climb(scored, played),
-        first_tenth=_mean_of_first_tenth(scored.rounds, scored.accuracy, played),
+        climb=_climb(scored, rounds_run),
+        first_tenth=_mean_of_first_tenth(scored.rounds, scored.accuracy, rounds_run),
         throughout=_mean(scored.accuracy),
         diverged=diverged,
     )
@@ -190,11 +190,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _mean_of_first_tenth(
-    rounds: Sequence[int], accuracy: Sequence[float], played: int
+    rounds: Sequence[int], accuracy: Sequence[float], rounds_run: int
 ) -> float | None:
     early: list[float] = []
     for number, value in zip(rounds, accuracy, strict=True):
-        if 10 * number <= played:
+        if 10 * number <= rounds_run:
             early.append(value)
     return _mean(early)
 
@@ -216,7 +216,7 @@ def _curve(scored: _Scored) -> Curve:
     )
 
 
-def _climb(scored: _Scored, played: int) -> Climb:
+def _climb(scored: _Scored, rounds_run: int) -> Climb:
     steps: list[int] = []
     for i, height in enumerate(scored.smooth):
         if not steps or height > scored.smooth[steps[-1]]:
@@ -225,7 +225,7 @@ def _climb(scored: _Scored, played: int) -> Climb:
         rounds=_at(scored.rounds, steps),
         heights=_at(scored.smooth, steps),
         costs=scored.costs_at(steps),
-        played=played,
+        played=rounds_run,
         totals=scored.totals,
     )
 
