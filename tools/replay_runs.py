@@ -87,9 +87,9 @@ class QValues:
         self._choose = choose = GlimpseSelector.choose
 
         def choose_and_log(
-            selector: GlimpseSelector, view: Any, k: int, scored: Any
+            selector: GlimpseSelector, view: Any, k: int, scored: Any, *more: Any
         ) -> fedglimpse.Choice:
-            choice = choose(selector, view, k, scored)
+            choice = choose(selector, view, k, scored, *more)  # `more`: of older code
             exact = {"q_exact": scored.scores.double().tolist(), "k": k}
             return replace(choice, info={**choice.info, **exact})
 

@@ -149,7 +149,7 @@ def saved_at(path: Path, *, current: int = 0, coming: int = 0) -> RunFolder:
 
 
 @pytest.mark.parametrize(
-    ("left", "expected"),
+    ("rounds_on_disk", "expected"),
     [
         ([(10, 20), (10, 0)], 10),  # cut while the coming ones were written
         ([(0, 20), (0, 0)], 0),  # the same, in the first time

@@ -210,7 +210,7 @@ def _storable(value: Any) -> bool:
 
 def _fill(cls: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
     """Build a dataclass, and those it is made of, from dotted keys that begin with `prefix`."""
-    types = _types_of(cls)
+    types = _types_of(cls)  # type: ignore[arg-type]  # a class can be hashed
     arguments: dict[str, Any] = {}
     for item in dataclasses.fields(cls):
         key = f"{prefix}{item.name}"
