@@ -24,8 +24,8 @@ from fedglimpse.runs.provenance import code
 from fedglimpse.runs.rounds import run_round, selectors_of
 from fedglimpse.runs.selectors import Selectors
 from fedglimpse.simulation.world import World
-from fedglimpse.studies.sweep.choose import cell_filter
 from fedglimpse.studies.sweep.plan import configs_of, read_plan
+from fedglimpse.studies.sweep.runner import cell_filter
 
 RESULTS = Path(__file__).parent / "results" / "pack.json"
 TABLE = Path(__file__).parents[1] / "study" / "plans" / "table1.toml"

@@ -2,7 +2,7 @@
 
 Configurations are frozen dataclasses whose fields are made by `setting`. Whatever needs to know
 what a setting may be reads it here: `check_fields` before a run, the tables of docs/settings.md and
-the JSON Schema for editors (`config/json_schema.py`).
+the JSON Schema for editors (`config/schema.py`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.runs.summary import COSTS
-from fedglimpse.studies.results import CellResult, Study
+from fedglimpse.studies.results.study import CellResult, Study
 from fedglimpse.studies.statistics.condense import Climb, Curve, Facts
 from reproduction.shelf import Shelf
 

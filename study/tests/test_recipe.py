@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fedglimpse.studies.results import CellResult, Study
+from fedglimpse.studies.results.study import CellResult, Study
 from played import Came, played
 from reproduction.recipe import chosen_recipe, recipe_table
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fedglimpse.studies.results import CellResult, Study
 from fedglimpse.studies.results.stored import write_study
+from fedglimpse.studies.results.study import CellResult, Study
 from played import Came, played
 from reproduction.rerun import rerun
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedglimpse.studies.results import CellResult, Study
-from fedglimpse.studies.results.study import CellState
+from fedglimpse.studies.results.study import CellResult, CellState, Study
 from fedglimpse.studies.statistics.condense import Facts
 from played import PLANS, Came, World, jitter, played
 from reproduction.claims import OWN_RULES, RULES, Claim, all_claims, rule_text

@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 import pytest
 
 from fedglimpse.studies.report.analysis import final_accuracies
-from fedglimpse.studies.results import CellResult, Study, load_study, write_study
+from fedglimpse.studies.results.load import load_study
+from fedglimpse.studies.results.stored import write_study
+from fedglimpse.studies.results.study import CellResult, Study
 from fedglimpse.studies.sweep.plan import read_plan
 from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 from played import ROOT, Came, jitter, played

@@ -7,7 +7,7 @@ from math import log2
 from random import Random
 from typing import Any
 
-from fedglimpse.studies.results import CellResult
+from fedglimpse.studies.results.study import CellResult
 from played import BASELINES, PLANS, Came, World, disagree, jitter
 from reproduction.evidence import Evidence
 

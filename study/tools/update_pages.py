@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedglimpse.studies.report.analysis import analyse
 from fedglimpse.studies.report.page import page
-from fedglimpse.studies.results import load_study
+from fedglimpse.studies.results.load import load_study
 from reproduction.claims import claims_table, rules_list
 from reproduction.curves import curves
 from reproduction.diagnosis import diagnosis

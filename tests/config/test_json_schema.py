@@ -10,11 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedglimpse.cli.main import app
-from fedglimpse.config.json_schema import config_schema
 from fedglimpse.config.loading import build, resolve
 from fedglimpse.config.presets import DATASET_DEFAULTS, PRESETS
 from fedglimpse.config.retired import KEYS
-from fedglimpse.config.schema import Config, flatten
+from fedglimpse.config.schema import Config, config_schema, flatten
 from fedglimpse.errors import UserError
 from fedglimpse.fields import check_fields
 

@@ -20,7 +20,7 @@ from fedglimpse.config.retired import Retired
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import run_identity, stored_config
-from fedglimpse.studies.report.reproduce import command
+from fedglimpse.studies.report.analysis import command
 from fedglimpse.studies.results.load import load_study
 from mistakes import mistake
 

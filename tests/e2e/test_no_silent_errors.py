@@ -17,7 +17,7 @@ from fedglimpse.methods.base import Setting, UniformRandom
 from fedglimpse.methods.registry import MODULES
 from fedglimpse.runs.experiment import Stopped, run
 from fedglimpse.storage.lock import locked
-from fedglimpse.studies.results import load_study
+from fedglimpse.studies.results.load import load_study
 from fedglimpse.types import Method, Outcome
 from mistakes import mistake, mistake_naming
 

@@ -24,7 +24,8 @@ from fedglimpse.methods.base import Setting, UniformRandom, random_slots
 from fedglimpse.runs.experiment import Result, Stopped, run
 from fedglimpse.studies.compare import comparison_table
 from fedglimpse.studies.report.analysis import analyse
-from fedglimpse.studies.results import load_study, write_study
+from fedglimpse.studies.results.load import load_study
+from fedglimpse.studies.results.stored import write_study
 from fedglimpse.studies.sweep.plan import read_plan
 from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 from fedglimpse.types import Choice, Method, Outcome, Update, View

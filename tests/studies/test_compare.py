@@ -11,7 +11,7 @@ from fedglimpse.runs.experiment import Result
 from fedglimpse.studies.compare import comparison_table
 from fedglimpse.studies.report.analysis import Options, analyse
 from fedglimpse.studies.report.numbers import t_interval
-from fedglimpse.studies.results import load_study
+from fedglimpse.studies.results.load import load_study
 
 SMALL = {"data.name": "digits", "rounds": 6, "seeds": [0, 1], "engine.device": "cpu"}
 

@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from fedglimpse.cli.theory import run_folders, theory
+from fedglimpse.cli.results import run_folders, theory
 from fedglimpse.theory.panel import Panel, measure_run, read_panel
 from fedglimpse.theory.text import panel_text
 from mistakes import mistake

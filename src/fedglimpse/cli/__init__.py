@@ -1,6 +1,8 @@
-"""The command `fedglimpse`: one file for each subcommand, put together in `main.py`.
+"""The command `fedglimpse`: its subcommands, put together in `main.py`.
 
-`entry.py` runs first, before torch is imported; `info.py` holds the small commands `methods`,
-`data` and `doctor`; `pretrain.py` is `fedglimpse teach`. May import every room; no room imports
-this one. Begin with `main.py`, then `run.py`.
+`run.py` holds the commands that train (`run`, `compare`, `teach`), `sweep.py` runs many of them,
+`results.py` reads results (`report`, `theory`), `info.py` says what there is (`methods`, `schema`,
+`data`, `doctor`), `bench.py` measures the machine, `flower.py` writes a Flower app to start from.
+`entry.py` runs first, before torch is imported. May import every room; no room imports this one.
+Begin with `main.py`, then `run.py`.
 """

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from rich.table import Table
 
 from fedglimpse.cli.options import PlainCommand
-from fedglimpse.config.json_schema import config_schema
+from fedglimpse.config.schema import config_schema
 from fedglimpse.data import download, sources
 from fedglimpse.methods import registry
 from fedglimpse.methods.describe import describe

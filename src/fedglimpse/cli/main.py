@@ -9,15 +9,12 @@ from typing import Annotated
 import typer
 
 from fedglimpse.cli.bench import bench_command
-from fedglimpse.cli.compare import compare
 from fedglimpse.cli.flower import app as flower_app
 from fedglimpse.cli.info import data_app, doctor, methods, schema
 from fedglimpse.cli.options import PlainCommand, WordsCommand
-from fedglimpse.cli.pretrain import teach_command
-from fedglimpse.cli.report import report
-from fedglimpse.cli.run import run_command
+from fedglimpse.cli.results import report, theory
+from fedglimpse.cli.run import compare, run_command, teach_command
 from fedglimpse.cli.sweep import sweep
-from fedglimpse.cli.theory import theory
 from fedglimpse.errors import TOO_LARGE, DeviceLost, UserError, lacks_memory
 from fedglimpse.plugins import users_fault
 from fedglimpse.version import VERSION

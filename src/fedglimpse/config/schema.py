@@ -1,4 +1,4 @@
-"""Everything a run depends on, in one frozen tree: `Config`.
+"""Everything a run depends on, in one frozen tree: `Config`; and its JSON Schema, for editors.
 
 Each field is declared by `fedglimpse.fields.setting`: its default, its meaning and the values it
 may have. Rules between settings are in `checks.py`. The defaults are preset `tuned-1`; `loading.py`
@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from fedglimpse.agent.config import AgentConfig
 from fedglimpse.config.presets import PRESETS
+from fedglimpse.config.retired import KEYS, Retired
 from fedglimpse.data.config import DataConfig
 from fedglimpse.federation.visibility import VisibilityConfig
-from fedglimpse.fields import setting
+from fedglimpse.fields import Allowed, allowed_of, setting
+
+Schema = dict[str, Any]  # a JSON Schema, or a part of one
+
+TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string"}  # in JSON Schema
+PLUGIN_PATTERN = "^[^:]+:[^:]+$"  # package.module:name
 
 
 @dataclass(frozen=True)
@@ -239,3 +247,85 @@ def toml_value(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
+
+
+def config_schema() -> Schema:
+    """Return the JSON Schema (draft 7) of a file that `fedglimpse run FILE.toml` takes."""
+    schema = _table(Config)
+    schema["properties"]["options"] = _options()
+    for key, entry in KEYS.items():
+        _add_retired(schema, key, entry)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Configuration of a fedglimpse run",
+        **schema,
+    }
+
+
+def _table(config_class: type[Any]) -> Schema:
+    """Return the schema of a dataclass: an object with a property for each field."""
+    types = get_type_hints(config_class)
+    properties: Schema = {}
+    for item in dataclasses.fields(config_class):
+        allowed = allowed_of(item)
+        if dataclasses.is_dataclass(types[item.name]):
+            properties[item.name] = _table(types[item.name])
+        elif allowed is not None:
+            value = _value(types[item.name], allowed)
+            properties[item.name] = {**value, "description": allowed.meaning}
+    summary = (inspect.getdoc(config_class) or "").partition("\n")[0]
+    return {
+        "type": "object",
+        "description": summary,
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _value(kind: Any, allowed: Allowed) -> Schema:
+    """Return the schema of one setting."""
+    if get_origin(kind) is UnionType:
+        return {"anyOf": [_value(member, allowed) for member in get_args(kind)]}
+    if get_origin(kind) is tuple:
+        element = get_args(kind)[0]
+        return {"type": "array", "items": {"type": TYPE_NAMES[element]}}
+    if kind is str:
+        return _text(allowed.choices, allowed.plugin)
+    schema: Schema = {"type": TYPE_NAMES[kind]}
+    limits = {
+        "minimum": allowed.at_least,
+        "maximum": allowed.at_most,
+        "exclusiveMinimum": allowed.above,
+        "exclusiveMaximum": allowed.below,
+    }
+    for name, limit in limits.items():
+        if limit is not None:
+            schema[name] = limit
+    return schema
+
+
+def _text(choices: Collection[str], plugin: bool) -> Schema:
+    if not choices:
+        return {"type": "string"}
+    one_of_ours: Schema = {"enum": list(choices)}
+    if not plugin:
+        return one_of_ours
+    return {"anyOf": [one_of_ours, {"type": "string", "pattern": PLUGIN_PATTERN}]}
+
+
+def _options() -> Schema:
+    """Return the schema of `options.*`, which depend on the method."""
+    return {
+        "type": "object",
+        "description": "options of the method; see its page in docs/methods",
+        "additionalProperties": {"type": ["number", "string", "boolean", "array"]},
+    }
+
+
+def _add_retired(schema: Schema, key: str, entry: Retired) -> None:
+    """Allow a retired setting at the value that the code still has."""
+    *groups, name = key.split(".")
+    table = schema
+    for group in groups:
+        table = table["properties"].setdefault(group, {"type": "object", "properties": {}})
+    table["properties"][name] = {"const": entry.default, "description": f"retired: {entry.lesson}"}

@@ -10,7 +10,7 @@ from fedglimpse.runs.experiment import Result
 from fedglimpse.runs.summary import final_window
 from fedglimpse.studies.report.analysis import MEASURES, Options, ReportRow, Results, analyse
 from fedglimpse.studies.report.numbers import amount, cost, percent, t_interval
-from fedglimpse.studies.results import CellResult, Study
+from fedglimpse.studies.results.study import CellResult, Study
 from fedglimpse.studies.statistics.condense import condense
 
 SETTING = "compared"  # all methods of a comparison run in one setting, which needs no name

@@ -7,7 +7,7 @@ from html import escape
 from math import ceil, floor
 from statistics import fmean
 
-from fedglimpse.studies.results import CellResult, Study
+from fedglimpse.studies.results.study import CellResult, Study
 from fedglimpse.studies.statistics.condense import thinned
 from reproduction.shelf import Stored
 

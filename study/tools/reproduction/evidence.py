@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from fedglimpse.studies.report.analysis import final_accuracies
-from fedglimpse.studies.results import Study
+from fedglimpse.studies.results.study import Study
 from fedglimpse.studies.statistics.condense import Facts
 from reproduction.pooling import Pooled, Values, pool
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from fedglimpse.studies.report.numbers import interval
-from fedglimpse.studies.results import Study
+from fedglimpse.studies.results.study import Study
 from reproduction.evidence import (
     Evidence,
     Measure,

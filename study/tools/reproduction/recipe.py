@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from fedglimpse.studies.results import Study
+from fedglimpse.studies.results.study import Study
 from fedglimpse.studies.statistics.condense import Facts
 from reproduction.markdown import paragraphs, table
 

@@ -12,7 +12,8 @@ from statistics import fmean, median
 
 from fedglimpse.studies.report.analysis import final_accuracies
 from fedglimpse.studies.report.numbers import percent, signed
-from fedglimpse.studies.results import Study, load_study
+from fedglimpse.studies.results.load import load_study
+from fedglimpse.studies.results.study import Study
 from reproduction.markdown import paragraphs, table
 
 HEADER = ["setting", "method", "seed", "stored %", "again %", "difference", "other seeds, farthest"]

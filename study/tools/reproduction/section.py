@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fedglimpse.studies.results import Study
-from fedglimpse.studies.results.study import CellState
+from fedglimpse.studies.results.study import CellState, Study
 from reproduction import accuracy, costs
 from reproduction.markdown import folded, paragraphs, table
 from reproduction.pooled import pooled

@@ -13,9 +13,9 @@ from typing import Any
 
 from fedglimpse.runs.folder import affects_results, run_identity
 from fedglimpse.studies.report.analysis import Results, analyse
-from fedglimpse.studies.results import CellResult, Study, load_study
+from fedglimpse.studies.results.load import load_study
 from fedglimpse.studies.results.published import read_paper
-from fedglimpse.studies.results.study import CellName
+from fedglimpse.studies.results.study import CellName, CellResult, Study
 from fedglimpse.studies.sweep.plan import read_plan
 
 CHOSE_THE_RECIPE = frozenset({0, 1})  # seeds of recipe_study.toml

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fedglimpse.runs.folder import run_identity
-from fedglimpse.studies.results import CellResult
+from fedglimpse.studies.results.study import CellResult
 from reproduction.markdown import table
 from reproduction.shelf import Stored
 

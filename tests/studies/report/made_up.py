@@ -11,7 +11,7 @@ import numpy as np
 
 from fedglimpse.config.loading import resolve
 from fedglimpse.runs.summary import summarise
-from fedglimpse.studies.results import CellResult, Partition, Study
+from fedglimpse.studies.results.study import CellResult, Partition, Study
 from fedglimpse.studies.results.trace import trace_of
 from fedglimpse.studies.statistics.condense import condense
 from fedglimpse.studies.statistics.participation import Participation, classes_covered

@@ -11,12 +11,10 @@ from made_up import records_of, study_of
 
 from fedglimpse.config.loading import load, resolve
 from fedglimpse.errors import UserError
-from fedglimpse.studies.report.analysis import Options, ReportRow, Results, analyse
+from fedglimpse.studies.report.analysis import Options, ReportRow, Results, analyse, command
 from fedglimpse.studies.report.numbers import amount, signed
-from fedglimpse.studies.report.reproduce import command
-from fedglimpse.studies.report.tables import cells_csv, latex, rows_csv
-from fedglimpse.studies.report.terminal import missing
-from fedglimpse.studies.results import Study
+from fedglimpse.studies.report.tables import cells_csv, latex, missing, rows_csv
+from fedglimpse.studies.results.study import Study
 from fedglimpse.studies.statistics.condense import condense
 from fedglimpse.studies.statistics.to_target import Spent
 

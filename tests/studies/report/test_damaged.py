@@ -14,9 +14,10 @@ import typer
 from made_up import plan, records_of, write_run
 from typer.testing import CliRunner
 
-from fedglimpse.cli.report import report
+from fedglimpse.cli.results import report
 from fedglimpse.errors import UserError
-from fedglimpse.studies.results import load_study, write_study
+from fedglimpse.studies.results.load import load_study
+from fedglimpse.studies.results.stored import write_study
 
 WORDS = {"data.name": "digits", "data.partition": "label_skew", "rounds": 20}
 Line = dict[str, Any]

@@ -11,7 +11,8 @@ from made_up import records_of, write_run
 
 from fedglimpse.errors import UserError
 from fedglimpse.studies.report.analysis import analyse
-from fedglimpse.studies.results import load_study, write_study
+from fedglimpse.studies.results.load import load_study
+from fedglimpse.studies.results.stored import write_study
 
 WORDS = {"data.name": "digits", "data.partition": "label_skew", "rounds": 20}
 SETTING = "digits label skew mobile"

@@ -11,8 +11,8 @@ from made_up import PAPER_METHODS, PAPER_SETTINGS, study_of
 
 from fedglimpse.studies.report.analysis import analyse
 from fedglimpse.studies.report.page import page
-from fedglimpse.studies.results import Study
 from fedglimpse.studies.results.published import read_paper
+from fedglimpse.studies.results.study import Study
 
 TABLE = read_paper(Path(__file__).parents[3] / "study" / "plans" / "paper_table1.toml")
 VOID = {"meta", "link", "input", "br", "circle", "line"}

@@ -7,7 +7,7 @@ import typer
 from made_up import records_of, write_run
 from typer.testing import CliRunner
 
-from fedglimpse.cli.report import report
+from fedglimpse.cli.results import report
 from fedglimpse.errors import UserError
 
 WORDS = {"data.name": "digits", "data.partition": "label_skew", "rounds": 20, "seeds": [0, 1]}

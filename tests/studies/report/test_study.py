@@ -11,7 +11,8 @@ from made_up import plan, records_of, study_of, write_run
 from fedglimpse.errors import UserError
 from fedglimpse.studies.report.analysis import analyse
 from fedglimpse.studies.report.tables import cells_csv, rows_csv
-from fedglimpse.studies.results import load_study, write_study
+from fedglimpse.studies.results.load import load_study
+from fedglimpse.studies.results.stored import write_study
 from fedglimpse.studies.results.trace import pack, trace_of, unpack
 
 WORDS = {"data.name": "digits", "data.partition": "label_skew", "rounds": 20}

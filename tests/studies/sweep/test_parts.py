@@ -15,10 +15,10 @@ from sweeps import SMALL, write
 
 from fedglimpse.errors import UserError
 from fedglimpse.storage.lock import locked
-from fedglimpse.studies.sweep.choose import begun_first, cell_filter, make_packs
 from fedglimpse.studies.sweep.folder import SweepFolder
 from fedglimpse.studies.sweep.plan import Plan, read_plan
 from fedglimpse.studies.sweep.progress import CellWork, SweepProgress, SweepStatus, duration
+from fedglimpse.studies.sweep.runner import begun_first, cell_filter, make_packs
 from fedglimpse.studies.sweep.stop import Stop
 
 

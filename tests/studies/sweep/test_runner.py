@@ -22,7 +22,8 @@ from fedglimpse.errors import DeviceLost, UserError
 from fedglimpse.runs import experiment
 from fedglimpse.runs import folder as records
 from fedglimpse.runs.folder import run_identity
-from fedglimpse.studies.results import load_study, write_study
+from fedglimpse.studies.results.load import load_study
+from fedglimpse.studies.results.stored import write_study
 from fedglimpse.studies.sweep import local, runner
 from fedglimpse.studies.sweep.folder import SweepFolder
 from fedglimpse.studies.sweep.plan import Plan, read_plan
