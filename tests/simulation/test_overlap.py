@@ -150,7 +150,7 @@ def test_the_precomputed_summary_is_that_of_the_jobs() -> None:
         small.run_round(federation)
         assert [jobs.precomputed for jobs in trained] == [JobsSummary.of(jobs) for jobs in trained]
         picked = trained[0].pick(torch.tensor([1]))
-        assert picked.precomputed == JobsSummary.of(picked)
+        assert picked.summary == JobsSummary.of(picked)
 
 
 def test_a_transfer_on_a_cpu_is_the_values_themselves() -> None:

@@ -247,7 +247,7 @@ class CapturedStep:
         columns = self.position + torch.arange(self.batch, device=self.position.device)
         columns = columns.clamp(max=self.width - 1).expand(len(self.rows), -1)  # [J, B]
         counts = (self.jobs.sizes - self.position).clamp(0, self.batch)
-        counts = counts.masked_fill(counts == 1, 0)  # as `trainers.jobs.batch_counts`
+        counts = counts.masked_fill(counts == 1, 0)  # as `Examples.batches`
         draws = self.draws.gather(1, columns) if self.program.examples.augment else None
         rows = self.rows.gather(1, columns)
         allow_any_number(rows)

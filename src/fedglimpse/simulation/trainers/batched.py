@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,30 +14,36 @@ from fedglimpse.errors import UserError
 from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.trainers.jobs import (
+    Batch,
     Examples,
     LossSums,
     TrainingJobs,
     TrainingRecipe,
     TrainingResults,
-    batch_counts,
-    steps_per_epoch,
 )
 from fedglimpse.simulation.trainers.objectives import blocks_of, distillation, layer_of, serpentine
 from fedglimpse.simulation.trainers.optimizers import StackedOptimizer
 from fedglimpse.simulation.trainers.stacked import InPlaceStep, StackedModel
 
-WHOLE_MODEL = -1  # instead of a block's number
+
+@dataclass(frozen=True)
+class _Part:
+    """What of the model trains: all of it, or one block."""
+
+    frozen: frozenset[str]  # layers that do not train
+    leaves: list[str]  # names of the tensors that train
+    leaves_beside_dense: list[str]  # those of layers that cannot step in their backward pass
 
 
 @dataclass(frozen=True)
 class _Wave:
-    """Jobs that train together: largest first, all of the same block."""
+    """Jobs that train together: largest first, all of the same part."""
 
     jobs: TrainingJobs
     state: dict[str, Tensor]  # name -> [J, *shape], trained in place
+    teacher: dict[str, Tensor] | None  # name -> [J, *shape]; None where no job distils
     leaves: list[str]  # names of the tensors that the optimizer updates
     frozen: frozenset[str]  # layers that do not train
-    teacher: dict[str, Tensor] | None  # name -> [J, *shape]; None where no job distils
     dense_step: InPlaceStep | None  # dense layers step in their backward pass; None: like others
 
 
@@ -76,115 +82,110 @@ class BatchedTrainer:
             )
         self.stacked = StackedModel(model)
         self.layout = Layout.of(model)
-        self.blocks = blocks_of(model)
-        self.trainable = [name for name, p in model.named_parameters() if p.requires_grad]
         self.examples = examples
         self.recipe = recipe
         self.precision = precision
         self.max_jobs = max_jobs
+
+        self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+        blocks = blocks_of(model)
+        self._blocks = [self._part(block) for block in blocks]
+        every_layer: frozenset[str] = frozenset().union(*blocks)
+        self._whole = self._part(every_layer)
+
+        # Where the step of a weight is its gradient and nothing else, on a CPU.
+        self._dense_step: InPlaceStep | None = None
+        if recipe.is_plain_sgd and examples.y.device.type == "cpu":
+            token = torch.zeros((), requires_grad=True)
+            self._dense_step = InPlaceStep(recipe.lr, token)
+
+    def _part(self, layers: Collection[str]) -> _Part:
+        """Return what trains where only these layers do."""
+        trained_layers = frozenset(layers)
+        leaves: list[str] = []
+        leaves_beside_dense: list[str] = []
+        for name in self._trainable:
+            layer = layer_of(name)
+            if layer not in trained_layers:
+                continue
+            leaves.append(name)
+            if layer not in self.stacked.dense:
+                leaves_beside_dense.append(name)
+        frozen = self.stacked.names - trained_layers
+        return _Part(frozen, leaves, leaves_beside_dense)
 
     def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         """Train every job; results are in the order of `jobs`."""
         states = start.new_empty(len(jobs), self.layout.size)
         sums = LossSums(len(jobs), start.device)
         named_start = self.layout.unpack(start)
-        for block, index in self._waves(jobs):
-            index = index.to(start.device)
-            wave = self._prepared(named_start, jobs.pick(index), block)
-            sums.put(index, self._train_wave(wave))
-            states[index] = self.layout.pack(wave.state)
+        for part, positions in self._waves(jobs):
+            positions = positions.to(start.device)
+            wave = self._prepared(named_start, jobs.pick(positions), part)
+            self._train_wave(wave, positions, sums)
+            states[positions] = self.layout.pack(wave.state)
         return sums.results(states)
 
-    def _waves(self, jobs: TrainingJobs) -> list[tuple[int, Tensor]]:
-        """Return (block, positions of jobs that train together), largest jobs first."""
+    def _waves(self, jobs: TrainingJobs) -> list[tuple[_Part, Tensor]]:
+        """Return what trains and the positions of jobs that train together, largest jobs first."""
         by_size = torch.argsort(jobs.sizes.cpu(), descending=True, stable=True)
         visits = jobs.visit.tolist()
         distils = (jobs.distill > 0).tolist()
-        groups: dict[tuple[int, bool], list[int]] = {}
+        groups: dict[tuple[int | None, bool], list[int]] = {}  # by block (None: all) and distilling
         for j in by_size.tolist():
-            block = WHOLE_MODEL if visits[j] < 0 else serpentine(visits[j], len(self.blocks))
+            block = None if visits[j] < 0 else serpentine(visits[j], len(self._blocks))
             groups.setdefault((block, distils[j]), []).append(j)
 
-        waves: list[tuple[int, Tensor]] = []
+        waves: list[tuple[_Part, Tensor]] = []
         for (block, _), members in groups.items():
-            for index in torch.tensor(members).split(self.max_jobs or len(members)):
-                waves.append((block, index))
+            part = self._whole if block is None else self._blocks[block]
+            for positions in torch.tensor(members).split(self.max_jobs or len(members)):
+                waves.append((part, positions))
         return waves
 
-    def _prepared(self, named_start: dict[str, Tensor], jobs: TrainingJobs, block: int) -> _Wave:
-        """Copy the start states of some jobs, and decide what trains and how."""
+    def _prepared(self, named_start: dict[str, Tensor], jobs: TrainingJobs, part: _Part) -> _Wave:
+        """Copy the start states of jobs, and decide which of their tensors are updated where."""
         state = {name: value[jobs.start] for name, value in named_start.items()}  # contiguous
         teacher = None
         if bool((jobs.distill > 0).any()):
             teacher = {name: value.clone() for name, value in state.items()}
-
-        trained_blocks = self.blocks if block == WHOLE_MODEL else [self.blocks[block]]
-        trained_layers: frozenset[str] = frozenset().union(*trained_blocks)
-        dense_step = None
-        optimized_layers = trained_layers
-        if self._dense_layers_can_step(jobs):
-            dense_step = InPlaceStep.of_size(self.recipe.lr)
-            optimized_layers = trained_layers - self.stacked.dense
+        is_proximal = bool((jobs.mu > 0).any())
+        dense_step = None if is_proximal else self._dense_step
         return _Wave(
             jobs=jobs,
             state=state,
-            leaves=[name for name in self.trainable if layer_of(name) in optimized_layers],
-            frozen=self.stacked.names - trained_layers,
             teacher=teacher,
+            leaves=part.leaves if dense_step is None else part.leaves_beside_dense,
+            frozen=part.frozen,
             dense_step=dense_step,
         )
 
-    def _dense_layers_can_step(self, jobs: TrainingJobs) -> bool:
-        """True where the step of a weight is its gradient and nothing else, on a CPU."""
-        if not self.recipe.is_plain_sgd or jobs.mu.device.type != "cpu":
-            return False
-        return not bool((jobs.mu > 0).any())
-
-    def _train_wave(self, wave: _Wave) -> LossSums:
-        """Train the state of a wave in place."""
-        jobs = wave.jobs
-        batch_size = self.recipe.batch_size
+    def _train_wave(self, wave: _Wave, positions: Tensor, sums: LossSums) -> None:
+        """Train the state of a wave in place, and add to the sums at these positions."""
         params = [wave.state[name] for name in wave.leaves]
-        optimizer = StackedOptimizer(params, self.recipe, jobs)
-        sums = LossSums(len(jobs), jobs.sizes.device)
-        sizes = jobs.sizes.cpu()
-        for epoch in range(self.recipe.epochs):
-            rows, draws = self.examples.order(jobs, epoch)
-            for step in range(steps_per_epoch(sizes, batch_size)):
-                counts = batch_counts(sizes, step, batch_size)
-                active = int((counts > 0).sum())  # the first ones, for jobs are sorted by size
-                width = int(counts.max())
-                if active == 0:
-                    continue
-                counts = counts[:active]
-                first = step * batch_size
-                cells = (slice(active), slice(first, first + width))
-                batch_draws = None if draws is None else draws[cells]
-                x, y = self.examples.batch(rows[cells], batch_draws)
-                losses, grads = self._gradients(wave, x, y, counts)
-                optimizer.step(grads)
-                sums.add(slice(active), losses, counts.to(losses.device))
-        return sums
+        optimizer = StackedOptimizer(params, self.recipe, wave.jobs)
+        for batch in self.examples.batches(wave.jobs, self.recipe):
+            losses, grads = self._gradients(wave, batch)
+            optimizer.step(grads)
+            active = positions[: len(losses)]  # the first ones, for jobs are sorted by size
+            sums.add(active, losses, batch.counts.to(losses.device))
 
-    def _gradients(
-        self, wave: _Wave, x: Tensor, y: Tensor, counts: Tensor
-    ) -> tuple[Tensor, list[Tensor]]:
+    def _gradients(self, wave: _Wave, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Return each example's loss `[A, B]`, 0 for padding, and the gradients of the leaves.
 
         Args:
             wave: of which the first A jobs are still training.
-            x: their inputs.  # [A, B, *shape]
-            y: their labels.  # [A, B]
-            counts: real examples of each of them, on the CPU.  # [A]
+            batch: their examples.
         """
+        x = batch.x
+        y = batch.y
         active, width = y.shape
-        has_padding = bool((counts < width).any())
-        counts = counts.to(x.device)
+        counts = batch.counts.to(x.device)
         valid = None
-        if has_padding:
+        if bool((batch.counts < width).any()):
             valid = torch.arange(width, device=x.device) < counts[:, None]  # [A, B]
 
-        state = _first_jobs(wave.state, active)
+        state = {name: value[:active] for name, value in wave.state.items()}
         leaves: list[Tensor] = []
         for name in wave.leaves:
             state[name] = state[name].detach().requires_grad_()
@@ -202,7 +203,8 @@ class BatchedTrainer:
         if valid is not None:
             losses = losses * valid
             minimised = minimised * valid
-        loss = (minimised.sum(1) / counts).sum()
+        job_losses = minimised.sum(1) / counts
+        loss = job_losses.sum()
 
         if wave.dense_step is None:
             return losses.detach(), list(torch.autograd.grad(loss, leaves))
@@ -216,12 +218,7 @@ class BatchedTrainer:
     ) -> Tensor:
         """Return each example's distillation loss `[A, B]`; jobs distil from their start."""
         active = len(x)
-        state = _first_jobs(teacher, active)
+        state = {name: value[:active] for name, value in teacher.items()}
         with torch.no_grad(), numerics(x.device, self.precision):
             target = self.stacked.forward(x, state, None, frozen=self.stacked.names)
         return distillation(logits, target, temperature[:active])
-
-
-def _first_jobs(state: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return views of the first jobs' tensors, name -> [count, *shape]."""
-    return {name: value[:count] for name, value in state.items()}

@@ -6,9 +6,10 @@ as tensors with one entry per job; a `LocalTrainer` turns them into `TrainingRes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class TrainingRecipe:
 
 @dataclass(frozen=True)
 class JobsSummary:
-    """What a trainer has to know about its jobs before it starts."""
+    """What a trainer on a GPU has to know about its jobs before it starts."""
 
     most_rows: int  # of any job
     any_proximal: bool  # some job has a proximal weight
@@ -77,9 +78,9 @@ class TrainingJobs:
     visit: Tensor  # [J] int64 counter that says which block trains; -1: the whole model
     precomputed: JobsSummary | None = None  # spares a GPU the wait; None: computed when needed
 
-    @property
+    @cached_property
     def summary(self) -> JobsSummary:
-        """What a trainer has to know before it starts."""
+        """What a trainer on a GPU has to know before it starts."""
         return self.precomputed or JobsSummary.of(self)
 
     @staticmethod
@@ -108,18 +109,27 @@ class TrainingJobs:
 
     def pick(self, index: Tensor) -> TrainingJobs:
         """Return the jobs at these positions, in this order, with no more padding than needed."""
-        jobs = replace(self._changed(lambda value: value[index]), precomputed=None)
-        summary = jobs.summary
-        return replace(jobs, rows=jobs.rows[:, : summary.most_rows], precomputed=summary)
+        sizes = self.sizes[index]
+        most_rows = int(sizes.max()) if len(sizes) else 0
+        rows = self.rows[index]
+        return TrainingJobs(
+            start=self.start[index],
+            keys=self.keys[index],
+            rows=rows[:, :most_rows],
+            sizes=sizes,
+            mu=self.mu[index],
+            squared=self.squared[index],
+            distill=self.distill[index],
+            temperature=self.temperature[index],
+            visit=self.visit[index],
+        )
 
     def to(self, device: torch.device) -> TrainingJobs:
         """Move every tensor to `device`."""
-        return self._changed(lambda value: value.to(device))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> TrainingJobs:
-        """Return these jobs with a change made to every tensor."""
-        tensors: dict[str, Any] = {name: change(value) for name, value in self.tensors().items()}
-        return replace(self, **tensors)
+        moved: dict[str, Any] = {}
+        for name, value in self.tensors().items():
+            moved[name] = value.to(device)
+        return replace(self, **moved)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that has an entry for each job."""
@@ -148,11 +158,11 @@ class LossSums:
         """Return all sums."""
         return list(vars(self).values())
 
-    def add(self, index: int | slice, losses: Tensor, counts: Tensor) -> None:
+    def add(self, index: int | slice | Tensor, losses: Tensor, counts: Tensor) -> None:
         """Add one batch of the jobs at `index`.
 
         Args:
-            index: positions of the jobs.
+            index: positions of the jobs, all different.
             losses: of every example, 0 for padding.  # [B] for one job, else [A, B]
             counts: real examples in the batch, 0 for an idle job.  # [A] or, for one job, []
         """
@@ -195,21 +205,12 @@ class LocalTrainer(Protocol):
         """
 
 
-def batch_counts(sizes: Tensor, step: int, batch_size: int) -> Tensor:
-    """Return how many examples each job has in batch `step` of an epoch `[J]`.
+class Batch(NamedTuple):
+    """The next examples of the A jobs that still train, padded to those of the largest."""
 
-    A batch of a single example is left out: BatchNorm has no variance there. So a client with
-    one example takes no step at all and returns the model it was given.
-    """
-    counts = (sizes - step * batch_size).clamp(0, batch_size)
-    return counts.masked_fill(counts == 1, 0)
-
-
-def steps_per_epoch(sizes: Tensor, batch_size: int) -> int:
-    """Return the number of batches of the largest job."""
-    if len(sizes) == 0:
-        return 0
-    return -(-int(sizes.max()) // batch_size)
+    x: Tensor  # [A, B, *shape]
+    y: Tensor  # [A, B]
+    counts: Tensor  # real examples of each job, on the CPU  # [A]
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,31 @@ class Examples:
     y: Tensor  # [n]
     augment: bool
 
+    def batches(self, jobs: TrainingJobs, recipe: TrainingRecipe) -> Iterator[Batch]:
+        """Yield the batches of all epochs.
+
+        A batch of a single example is left out: BatchNorm has no variance there. So a client with
+        one example takes no step at all and returns the model it was given.
+
+        Args:
+            jobs: the largest first, so that those that still train are always the first ones.
+            recipe: batch size and epochs.
+        """
+        sizes = jobs.sizes.cpu()
+        most_rows = jobs.rows.shape[1]
+        for epoch in range(recipe.epochs):
+            rows, draws = self.order(jobs, epoch)
+            for first in range(0, most_rows, recipe.batch_size):
+                counts = (sizes - first).clamp(max=recipe.batch_size)
+                counts = counts[counts > 1]  # [A]
+                active = len(counts)
+                if active == 0:
+                    break
+                cells = (slice(active), slice(first, first + int(counts[0])))
+                batch_draws = None if draws is None else draws[cells]
+                x, y = self.batch(rows[cells], batch_draws)
+                yield Batch(x, y, counts)
+
     def order(self, jobs: TrainingJobs, epoch: int | Tensor) -> tuple[Tensor, Tensor | None]:
         """Return this epoch's order of every job's rows and its augmentation draws `[J, n]`.
 
@@ -227,10 +253,10 @@ class Examples:
         """
         width = jobs.rows.shape[1]
         order = rng.permutations(jobs.keys, epoch, jobs.sizes, width)
-        draws = rng.hashed(jobs.keys, _AUGMENT + epoch, width) if self.augment else None
         rows = jobs.rows.gather(1, order)
-        if draws is None:
+        if not self.augment:
             return rows, None
+        draws = rng.hashed(jobs.keys, _AUGMENT + epoch, width)
         return rows, draws.gather(1, order)
 
     def batch(self, rows: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -239,7 +265,8 @@ class Examples:
         x = as_input(self.x[flat_rows])
         if draws is not None:
             x = _augmented(x, draws.reshape(-1))
-        return x.view(*rows.shape, *x.shape[1:]), self.y[flat_rows].view(rows.shape)
+        y = self.y[flat_rows]
+        return x.view(*rows.shape, *x.shape[1:]), y.view(rows.shape)
 
 
 def _augmented(x: Tensor, draws: Tensor) -> Tensor:

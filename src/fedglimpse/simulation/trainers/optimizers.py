@@ -39,7 +39,7 @@ class StackedOptimizer:
             self.second_moments = _zeros_like(params)
 
         # [J] steps taken; in double precision, because 1 - 0.999 has only 4 digits in single
-        self.steps = torch.zeros(len(jobs), device=jobs.mu.device, dtype=torch.float64)
+        self.steps = torch.zeros_like(jobs.mu, dtype=torch.float64)
 
     def memory(self) -> list[Tensor]:
         """Return everything a step changes besides the parameters."""

@@ -22,8 +22,6 @@ from fedglimpse.simulation.trainers.jobs import (
     TrainingJobs,
     TrainingRecipe,
     TrainingResults,
-    batch_counts,
-    steps_per_epoch,
 )
 from fedglimpse.simulation.trainers.objectives import (
     blocks_of,
@@ -100,34 +98,26 @@ class SerialTrainer:
         self, job: TrainingJobs, teacher: nn.Module | None, sums: LossSums, j: int
     ) -> None:
         """Train the model in place on the only job in `job`, the j-th of the sums."""
-        batch_size = self.recipe.batch_size
         params = [param for param in self.model.parameters() if param.requires_grad]
         optimizer = make_optimizer(params, self.recipe)
         anchor = [param.detach().clone() for param in params] if job.mu > 0 else None
-        for epoch in range(self.recipe.epochs):
-            rows, draws = self.examples.order(job, epoch)
-            for step in range(steps_per_epoch(job.sizes, batch_size)):
-                count = int(batch_counts(job.sizes, step, batch_size))
-                if count == 0:
-                    continue
-                first = step * batch_size
-                columns = slice(first, first + count)
-                batch_draws = None if draws is None else draws[0, columns]
-                x, y = self.examples.batch(rows[0, columns], batch_draws)
-                if x.dim() == 4:
-                    x = x.contiguous(memory_format=self.format)
-                with numerics(x.device, self.precision):
-                    logits = self.model(x)
-                    losses = F.cross_entropy(logits, y, reduction="none")  # [B]
-                loss = losses.mean()
-                if teacher is not None:
-                    loss = self._distilled(loss, logits, teacher, x, job)
-                if anchor is not None:
-                    loss = loss + proximal_penalty(params, anchor, job)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
-                sums.add(j, losses.detach(), torch.tensor(count, device=losses.device))
+        for batch in self.examples.batches(job, self.recipe):
+            x = batch.x[0]
+            y = batch.y[0]
+            if x.dim() == 4:
+                x = x.contiguous(memory_format=self.format)
+            with numerics(x.device, self.precision):
+                logits = self.model(x)
+                losses = F.cross_entropy(logits, y, reduction="none")  # [B]
+            loss = losses.mean()
+            if teacher is not None:
+                loss = self._distilled(loss, logits, teacher, x, job)
+            if anchor is not None:
+                loss = loss + proximal_penalty(params, anchor, job)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            sums.add(j, losses.detach(), batch.counts[0].to(losses.device))
 
     def _distilled(
         self, loss: Tensor, logits: Tensor, teacher: nn.Module, x: Tensor, job: TrainingJobs

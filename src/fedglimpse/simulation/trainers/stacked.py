@@ -7,7 +7,7 @@ Dense layers become batched matrix products on `[J, B, F]`; convolutions become 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,8 +19,8 @@ from fedglimpse.errors import UserError
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 _POINTWISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Identity)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-_SUPPORTED = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.Flatten, *_BATCH_NORMS, *_POOLS, *_POINTWISE)
 
+Tensors = Mapping[str, Tensor]
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
 
@@ -45,12 +45,13 @@ def unstackable(model: nn.Module, shape: Sequence[int] | None = None) -> str:
         model: whose copies are to be one model.
         shape: of one example; stacked copies are then compared with the model itself.
     """
-    if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
-        return "a model with forward hooks"
-    state_names = set(dict(model.named_parameters())) | set(dict(model.named_buffers()))
+    for module in model.modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return "a model with forward hooks"
+    state_names = {name for name, _ in model.named_parameters()}
+    state_names |= {name for name, _ in model.named_buffers()}
     for name, layer in chain(model):
-        prefix = f"{name}." if name else ""
-        layer_names = {prefix + key for key in _tensor_names(layer)}
+        layer_names = set(_tensor_names(name, layer).values())
         if not layer_names <= state_names:  # shared tensors are named once, by their first layer
             return f"{name} ({type(layer).__name__}), whose weights another layer has too"
         if not _is_supported(layer):
@@ -62,7 +63,7 @@ def unstackable(model: nn.Module, shape: Sequence[int] | None = None) -> str:
 
 def _is_supported(layer: nn.Module) -> bool:
     """True where `StackedModel` has the arithmetic of a layer with these options."""
-    if type(layer) not in _SUPPORTED:
+    if type(layer) not in (*_ARITHMETIC, *_POOLS, *_POINTWISE):
         return False
     if isinstance(layer, nn.Conv2d):
         return layer.groups == 1 and layer.padding_mode == "zeros"
@@ -85,8 +86,9 @@ def _scores_agree(model: nn.Module, shape: Sequence[int]) -> bool:
     model.train(was_training)
     stacked = StackedModel(model)
     state = {name: torch.stack([value, value]) for name, value in model.state_dict().items()}
+    inputs = torch.stack([x, x])
     try:
-        scores = stacked.forward(torch.stack([x, x]), state, None, frozen=stacked.names)
+        scores = stacked.forward(inputs, state, None, frozen=stacked.names)
     except (RuntimeError, ValueError, IndexError):
         return False
     if scores.shape != (2, *expected.shape):
@@ -101,10 +103,15 @@ class InPlaceStep(NamedTuple):
     lr: float
     token: Tensor  # requires a gradient, so that the first layer's backward pass is called too
 
-    @staticmethod
-    def of_size(lr: float) -> InPlaceStep:
-        """Return a step of size `lr`."""
-        return InPlaceStep(lr, torch.zeros((), requires_grad=True))
+
+class StackedLayer(NamedTuple):
+    """A layer of the model, and how J copies of it run at once."""
+
+    name: str
+    module: nn.Module
+    tensor_names: dict[str, str]  # name in the layer -> name in the state
+    arithmetic: Arithmetic | None  # None: the module itself, for it treats all numbers alike
+    can_step_in_place: bool
 
 
 class StackedModel:
@@ -118,14 +125,23 @@ class StackedModel:
                 "build the model from nn.Sequential with the layers listed in docs/simulator.md.",
                 key="engine.trainer",
             )
-        self.layers = chain(model)
-        self.names = frozenset(name for name, _ in self.layers)
-        self.dense = frozenset(name for name, layer in self.layers if _is_trainable_dense(layer))
+        self.layers: list[StackedLayer] = []
+        for name, module in chain(model):
+            layer = StackedLayer(
+                name=name,
+                module=module,
+                tensor_names=_tensor_names(name, module),
+                arithmetic=_ARITHMETIC.get(type(module)),
+                can_step_in_place=_is_trainable_dense(module),
+            )
+            self.layers.append(layer)
+        self.names = frozenset(layer.name for layer in self.layers)
+        self.dense = frozenset(layer.name for layer in self.layers if layer.can_step_in_place)
 
     def forward(
         self,
         x: Tensor,
-        state: Mapping[str, Tensor],
+        state: Tensors,
         valid: Tensor | None,
         frozen: frozenset[str] = frozenset(),
         dense_step: InPlaceStep | None = None,
@@ -145,16 +161,17 @@ class StackedModel:
         jobs = x.shape[0]
         if x.dim() == 5:
             x = fold(x)
-        for name, layer in self.layers:
-            prefix = f"{name}." if name else ""
-            tensors = {key: state[prefix + key] for key in _tensor_names(layer)}
-            is_frozen = name in frozen
-            if dense_step is not None and name in self.dense and not is_frozen:
-                x = _SteppingLinear.apply(
-                    x, tensors["weight"], tensors.get("bias"), dense_step.lr, dense_step.token
-                )
+        for layer in self.layers:
+            tensors = {key: state[name] for key, name in layer.tensor_names.items()}
+            is_frozen = layer.name in frozen
+            if dense_step is not None and layer.can_step_in_place and not is_frozen:
+                weight = tensors["weight"]
+                bias = tensors.get("bias")
+                x = _SteppingLinear.apply(x, weight, bias, dense_step.lr, dense_step.token)
+            elif layer.arithmetic is None:
+                x = layer.module(x)
             else:
-                x = _apply(layer, tensors, x, jobs, valid, is_frozen)
+                x = layer.arithmetic(layer.module, tensors, x, Pass(jobs, valid, is_frozen))
         return x
 
 
@@ -162,13 +179,14 @@ def _is_trainable_dense(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) and all(p.requires_grad for p in layer.parameters())
 
 
-def _tensor_names(layer: nn.Module) -> list[str]:
-    """Return the names of a layer's parameters and float buffers."""
-    names = [name for name, _ in layer.named_parameters()]
-    for name, buffer in layer.named_buffers():
+def _tensor_names(layer_name: str, layer: nn.Module) -> dict[str, str]:
+    """Return a layer's parameters and float buffers: name in the layer -> name in the state."""
+    keys = [key for key, _ in layer.named_parameters()]
+    for key, buffer in layer.named_buffers():
         if buffer.is_floating_point():
-            names.append(name)
-    return names
+            keys.append(key)
+    prefix = f"{layer_name}." if layer_name else ""
+    return {key: prefix + key for key in keys}
 
 
 def fold(x: Tensor) -> Tensor:
@@ -181,31 +199,24 @@ def unfold(x: Tensor, jobs: int) -> Tensor:
     return x.unflatten(1, (jobs, -1)).transpose(0, 1)
 
 
-def _apply(
-    layer: nn.Module,
-    tensors: Mapping[str, Tensor],
-    x: Tensor,
-    jobs: int,
-    valid: Tensor | None,
-    frozen: bool,
-) -> Tensor:
-    """Run one layer; images are `[B, J*C, H, W]`, everything else `[J, B, ...]`."""
-    if isinstance(layer, nn.Linear):
-        return _linear(x, tensors["weight"], tensors.get("bias"))
-    if isinstance(layer, nn.Conv2d):
-        return _convolution(layer, tensors, x, jobs)
-    if isinstance(layer, _BATCH_NORMS):
-        if valid is not None and not frozen:
-            return _masked_batch_norm(layer, tensors, x, jobs, valid)
-        return _batch_norm(layer, tensors, x, jobs, frozen)
-    if isinstance(layer, nn.GroupNorm):
-        return _group_norm(layer, tensors, x, jobs)
-    if isinstance(layer, nn.Flatten):
-        return unfold(x, jobs).flatten(2) if x.dim() == 4 else x.flatten(2)
-    return layer(x)
+class Pass(NamedTuple):
+    """What the arithmetic of a layer has to know about a forward pass."""
+
+    jobs: int
+    valid: Tensor | None  # which examples are real; None where all are  # [J, B] bool
+    is_frozen: bool  # the layer is in evaluation mode
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+# Takes a layer, its tensors `[J, *shape]`, its input and the pass, and returns its output. Images
+# are `[B, J*C, H, W]`, everything else `[J, B, ...]`.
+Arithmetic = Callable[[Any, Tensors, Tensor, Pass], Tensor]
+
+
+def _linear(layer: nn.Linear, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
+    return _product(x, tensors["weight"], tensors.get("bias"))
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply `[J, B, F_in]` with weights `[J, F_out, F_in]`."""
     transposed = weight.transpose(1, 2)
     if bias is None:
@@ -228,7 +239,7 @@ class _SteppingLinear(torch.autograd.Function):
         ctx.weight = weight
         ctx.bias = bias
         ctx.lr = lr
-        return _linear(x, weight, bias)
+        return _product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
@@ -242,21 +253,29 @@ class _SteppingLinear(torch.autograd.Function):
         return grad_of_x, None, None, None, None
 
 
-def _convolution(layer: nn.Conv2d, tensors: Mapping[str, Tensor], x: Tensor, jobs: int) -> Tensor:
+def _flatten(layer: nn.Flatten, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
+    if x.dim() == 4:
+        x = unfold(x, forward_pass.jobs)
+    return x.flatten(2)
+
+
+def _convolution(layer: nn.Conv2d, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
     """One group of channels for each client."""
+    weight = tensors["weight"]
     bias = tensors.get("bias")
     return F.conv2d(
         x,
-        tensors["weight"].flatten(0, 1),
+        weight.flatten(0, 1),
         None if bias is None else bias.flatten(),
         layer.stride,
         cast("str", layer.padding),
         layer.dilation,
-        groups=jobs,
+        groups=forward_pass.jobs,
     )
 
 
-def _group_norm(layer: nn.GroupNorm, tensors: Mapping[str, Tensor], x: Tensor, jobs: int) -> Tensor:
+def _group_norm(layer: nn.GroupNorm, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
+    jobs = forward_pass.jobs
     is_image = x.dim() == 4
     folded = x if is_image else fold(x)
     out = F.group_norm(
@@ -269,52 +288,79 @@ def _group_norm(layer: nn.GroupNorm, tensors: Mapping[str, Tensor], x: Tensor, j
     return out if is_image else unfold(out, jobs)
 
 
-def _batch_norm(
-    layer: BatchNorm, tensors: Mapping[str, Tensor], x: Tensor, jobs: int, frozen: bool
-) -> Tensor:
-    """BatchNorm where every example is real, or by running statistics where frozen."""
+def _batch_norm(layer: BatchNorm, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
+    """BatchNorm by the batch's statistics, or by running ones where frozen."""
+    is_frozen = forward_pass.is_frozen
+    if forward_pass.valid is not None and not is_frozen:
+        return _masked_batch_norm(layer, tensors, x, forward_pass.valid)
     is_image = x.dim() == 4
     folded = x if is_image else fold(x)
     mean = tensors["running_mean"]
     var = tensors["running_var"]
     out = F.batch_norm(
         folded,
-        mean.flatten() if frozen else mean.view(-1),  # views: updated in place
-        var.flatten() if frozen else var.view(-1),
+        mean.flatten() if is_frozen else mean.view(-1),  # views: updated in place
+        var.flatten() if is_frozen else var.view(-1),
         tensors["weight"].flatten(),
         tensors["bias"].flatten(),
-        training=not frozen,
+        training=not is_frozen,
         momentum=cast(float, layer.momentum),
         eps=layer.eps,
     )
-    return out if is_image else unfold(out, jobs)
+    return out if is_image else unfold(out, forward_pass.jobs)
 
 
-def _masked_batch_norm(
-    layer: BatchNorm, tensors: Mapping[str, Tensor], x: Tensor, jobs: int, valid: Tensor
-) -> Tensor:
+def _masked_batch_norm(layer: BatchNorm, tensors: Tensors, x: Tensor, valid: Tensor) -> Tensor:
     """BatchNorm whose statistics come from real examples only."""
+    jobs = len(valid)
     is_image = x.dim() == 4
     split = unfold(x, jobs) if is_image else x  # [J, B, C, ...]
     pixel_dims = split.dim() - 3
+    ones = [1] * pixel_dims
     summed_dims = (1, *range(3, split.dim()))
-    mask = valid.view(*valid.shape, 1, *[1] * pixel_dims).to(split.dtype)
+    mask = valid.view(*valid.shape, 1, *ones).to(split.dtype)
     pixels = split[0, 0, 0].numel()
     count = valid.sum(1).clamp(min=1).to(split.dtype) * pixels  # [J]
 
-    shape = (jobs, 1, split.shape[2], *[1] * pixel_dims)
+    shape = (jobs, 1, split.shape[2], *ones)
     mean = (split * mask).sum(summed_dims) / count[:, None]  # [J, C]
     centred = (split - mean.view(shape)) * mask
     var = (centred * centred).sum(summed_dims) / count[:, None]
-
     with torch.no_grad():
-        unbiased = var * (count / (count - 1).clamp(min=1))[:, None]
-        momentum = cast(float, layer.momentum)
-        running_mean = tensors["running_mean"]
-        running_var = tensors["running_var"]
-        running_mean.lerp_(mean.detach().to(running_mean.dtype), momentum)
-        running_var.lerp_(unbiased.detach().to(running_var.dtype), momentum)
+        _update_running_statistics(layer, tensors, mean, var, count)
 
-    scale = (tensors["weight"] * torch.rsqrt(var + layer.eps)).view(shape)
-    out = (split - mean.view(shape)) * scale + tensors["bias"].view(shape)
+    scale = tensors["weight"] * torch.rsqrt(var + layer.eps)  # [J, C]
+    shift = tensors["bias"]
+    out = (split - mean.view(shape)) * scale.view(shape) + shift.view(shape)
     return fold(out) if is_image else out
+
+
+def _update_running_statistics(
+    layer: BatchNorm, tensors: Tensors, mean: Tensor, var: Tensor, count: Tensor
+) -> None:
+    """Move the running statistics towards those of a batch.
+
+    Args:
+        layer: for its momentum.
+        tensors: with the running statistics.
+        mean: of the batch.  # [J, C]
+        var: of the batch, biased.  # [J, C]
+        count: of the numbers behind them.  # [J]
+    """
+    momentum = cast(float, layer.momentum)
+    to_unbiased = count / (count - 1).clamp(min=1)
+    unbiased = var * to_unbiased[:, None]
+    running_mean = tensors["running_mean"]
+    running_var = tensors["running_var"]
+    running_mean.lerp_(mean.detach().to(running_mean.dtype), momentum)
+    running_var.lerp_(unbiased.detach().to(running_var.dtype), momentum)
+
+
+_ARITHMETIC: dict[type[nn.Module], Arithmetic] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _convolution,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.GroupNorm: _group_norm,
+    nn.Flatten: _flatten,
+}
