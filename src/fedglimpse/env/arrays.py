@@ -56,11 +56,13 @@ class Shape:
         num_columns = 0
         for name in stepper.settings.reports:
             width = widths.get(name, 1)
-            columns[name] = slice(num_columns, num_columns + width)
-            num_columns += width
+            end = num_columns + width
+            columns[name] = slice(num_columns, end)
+            num_columns = end
+        num_clients = lane.population.num_clients
         return Shape(
-            clients=lane.population.num_clients,
-            slots=most_visible(lane.visibility, lane.population.num_clients),
+            clients=num_clients,
+            slots=most_visible(lane.visibility, num_clients),
             columns=columns,
             features=num_columns,
             largest=len(dataset.y_train),
@@ -74,18 +76,21 @@ class Shape:
 def as_arrays(lanes: Sequence[LaneObservation], shape: Shape) -> Observation:
     """Return what R lanes see as padded arrays with R rows; see docs/environment.md."""
     num_lanes = len(lanes)
-    history = np.stack([lane.history.numpy() for lane in lanes])
-    history_mask = np.stack([lane.history_mask.numpy() for lane in lanes])
+    histories = []
+    history_masks = []
+    for lane in lanes:
+        histories.append(lane.history.numpy())
+        history_masks.append(lane.history_mask.numpy())
+    per_slot = (num_lanes, shape.slots)
     observation: Observation = {
-        "ids": np.zeros((num_lanes, shape.slots), np.int64),
-        "sizes": np.zeros((num_lanes, shape.slots), np.int64),
-        "mask": np.zeros((num_lanes, shape.slots), np.int8),
-        "history": _finite(history),
-        "history_mask": history_mask.astype(np.int8),
+        "ids": np.zeros(per_slot, np.int64),
+        "sizes": np.zeros(per_slot, np.int64),
+        "mask": np.zeros(per_slot, np.int8),
+        "history": _finite(np.stack(histories)),
+        "history_mask": np.stack(history_masks).astype(np.int8),
     }
     if shape.features:
-        size = (num_lanes, shape.slots, shape.features)
-        observation["clients"] = np.zeros(size, np.float32)
+        observation["clients"] = np.zeros((*per_slot, shape.features), np.float32)
     if shape.histogram:
         observation["proxy_histogram"] = np.zeros((num_lanes, shape.classes), np.float32)
     for index, lane in enumerate(lanes):
@@ -98,7 +103,7 @@ def as_arrays(lanes: Sequence[LaneObservation], shape: Shape) -> Observation:
 
 def _fill(observation: Observation, index: int, view: View, shape: Shape) -> None:
     """Write what one lane sees into its row."""
-    count = view.num_visible
+    count = view.num_visible  # visible clients fill the first slots
     observation["ids"][index, :count] = view.ids.numpy()
     observation["sizes"][index, :count] = view.sizes.numpy()
     observation["mask"][index, :count] = 1
@@ -106,11 +111,13 @@ def _fill(observation: Observation, index: int, view: View, shape: Shape) -> Non
         report = view.reports[name].numpy()
         observation["clients"][index, :count, columns] = report.reshape(count, -1)
     if shape.histogram:
-        observation["proxy_histogram"][index] = view.server["proxy_histogram"].numpy()
+        histogram = view.server["proxy_histogram"]
+        observation["proxy_histogram"][index] = histogram.numpy()
 
 
 def _finite(values: Array) -> Array:
-    return finite(torch.from_numpy(values)).numpy()
+    tensor = torch.from_numpy(values)
+    return finite(tensor).numpy()
 
 
 def flat_size(shape: Shape) -> int:
@@ -118,7 +125,9 @@ def flat_size(shape: Shape) -> int:
     per_client = shape.features + 3  # reports, id, size, mask
     per_model = shape.sketch + 1  # sketch, mask
     size = shape.slots * per_client + shape.history * per_model
-    return size + shape.classes if shape.histogram else size
+    if shape.histogram:
+        size += shape.classes
+    return size
 
 
 def flatten(observation: Observation, shape: Shape) -> Array:
@@ -128,12 +137,14 @@ def flatten(observation: Observation, shape: Shape) -> Array:
     sizes; mask; history, divided by its root mean square; history mask; proxy histogram.
     """
     mask = observation["mask"].astype(np.float32)  # [..., S]
-    total_size = np.maximum(observation["sizes"].sum(-1, keepdims=True), 1)
+    sizes = observation["sizes"]
+    total_size = np.maximum(sizes.sum(-1, keepdims=True), 1)
+    history = _scaled_history(observation, shape)
     blocks = [
         mask * observation["ids"] / shape.clients,
-        observation["sizes"] / total_size,
+        sizes / total_size,
         mask,
-        _join_last_two(_scaled_history(observation, shape)),
+        _join_last_two(history),
         observation["history_mask"],
     ]
     if shape.features:
@@ -141,16 +152,19 @@ def flatten(observation: Observation, shape: Shape) -> Array:
         blocks.insert(0, _join_last_two(reports))
     if shape.histogram:
         blocks.append(observation["proxy_histogram"])
-    return np.concatenate([block.astype(np.float32) for block in blocks], axis=-1)
+    columns = [block.astype(np.float32) for block in blocks]
+    return np.concatenate(columns, axis=-1)
 
 
 def _scaled_history(observation: Observation, shape: Shape) -> Array:
     """Divide the sketches `[..., H+1, D]` by the root mean square of those that exist."""
     mask = observation["history_mask"][..., None].astype(np.float32)  # [..., H+1, 1]
     sketches = observation["history"] * mask
-    count = np.maximum(mask.sum((-2, -1), keepdims=True) * shape.sketch, 1)
-    mean_square = np.square(sketches).sum((-2, -1), keepdims=True) / count
-    return np.clip(sketches / np.sqrt(mean_square + 1e-12), -FLAT_LIMIT, FLAT_LIMIT)
+    num_floats = mask.sum((-2, -1), keepdims=True) * shape.sketch
+    total = np.square(sketches).sum((-2, -1), keepdims=True)
+    mean_square = total / np.maximum(num_floats, 1)
+    scaled = sketches / np.sqrt(mean_square + 1e-12)
+    return np.clip(scaled, -FLAT_LIMIT, FLAT_LIMIT)
 
 
 def _standardise(rows: Array, mask: Array) -> Array:
@@ -158,15 +172,22 @@ def _standardise(rows: Array, mask: Array) -> Array:
     count = np.maximum(mask.sum(-2, keepdims=True), 1)
     mean = (rows * mask).sum(-2, keepdims=True) / count
     centred = (rows - mean) * mask
-    std = np.sqrt(np.square(centred).sum(-2, keepdims=True) / count)
-    return np.clip(centred / (std + 1e-8), -FLAT_LIMIT, FLAT_LIMIT)
+    variance = np.square(centred).sum(-2, keepdims=True) / count
+    scaled = centred / (np.sqrt(variance) + 1e-8)
+    return np.clip(scaled, -FLAT_LIMIT, FLAT_LIMIT)
 
 
 def _join_last_two(values: Array) -> Array:
-    return values.reshape(*values.shape[:-2], -1)
+    leading = values.shape[:-2]
+    return values.reshape(*leading, -1)
 
 
-def chosen_slots(action: Array, lane: LaneObservation, k: int, subset: bool) -> Tensor | None:
+def chosen_slots(
+    action: Array,
+    lane: LaneObservation,
+    k: int,
+    subset: bool,
+) -> Tensor | None:
     """Turn an action `[S]` into at most `k` slots; None where no client is visible.
 
     Scores: the `k` best visible slots, best first. A subset: its visible members; of too many,
@@ -185,7 +206,8 @@ def chosen_slots(action: Array, lane: LaneObservation, k: int, subset: bool) -> 
     require(
         not np.isnan(scores).any(), "The action holds NaN for a visible slot: give it a number."
     )
-    return top_slots(torch.from_numpy(scores > 0 if subset else scores), k, lane.view.rng)
+    values = scores > 0 if subset else scores
+    return top_slots(torch.from_numpy(values), k, lane.view.rng)
 
 
 def info_of(lane: LaneObservation, step: StepResult | None) -> dict[str, Any]:

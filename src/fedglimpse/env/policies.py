@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.env.arrays import Array, Observation, Shape
@@ -32,9 +33,10 @@ class SelectorPolicy:
             settings: of the environment, `env.unwrapped.stepper.settings`.
             shape: of its observations, `env.unwrapped.shape`.
         """
-        missing = selector.needs - settings.needs - ALWAYS_SHOWN
-        if missing or selector.learns_from:
-            names = ", ".join(sorted(missing | selector.learns_from))
+        shown = settings.needs | ALWAYS_SHOWN
+        missing = (selector.needs - shown) | selector.learns_from
+        if missing:
+            names = ", ".join(sorted(missing))
             raise UserError(
                 f"{type(selector).__name__} needs {names}, which the environment does not show: "
                 "give its reports these names, or take another selector.",
@@ -58,14 +60,16 @@ class SelectorPolicy:
                     "cannot carry: take a selector that leaves them out."
                 )
             slots = self.choice.slots.numpy()
-            scores[slots] = 1 - np.arange(len(slots)) / (len(slots) + 1)
+            count = len(slots)
+            scores[slots] = 1 - np.arange(count) / (count + 1)
         return scores
 
     def learn(self, info: Mapping[str, Any]) -> Mapping[str, float]:
         """Give the selector its feedback on the last step; returns what it adds to the record."""
         if not info["played"]:
             return {}
-        return self.selector.feedback(outcome_of(info)) or {}
+        outcome = outcome_of(info)
+        return self.selector.feedback(outcome) or {}
 
 
 def view_of(observation: Observation, info: Mapping[str, Any], shape: Shape) -> View:
@@ -73,20 +77,26 @@ def view_of(observation: Observation, info: Mapping[str, Any], shape: Shape) -> 
     count = int(observation["mask"].sum())
     reports = {}
     for name, columns in shape.columns.items():
-        rows = torch.from_numpy(observation["clients"][:count, columns].copy())
+        rows = _tensor(observation["clients"][:count, columns])
         has_one_column = columns.stop - columns.start == 1
         reports[name] = rows[:, 0] if has_one_column else rows
-    server = {"global_sketch": torch.from_numpy(observation["history"][-1].copy())}
+    newest_sketch = observation["history"][-1]
+    server = {"global_sketch": _tensor(newest_sketch)}
     if shape.histogram:
-        server["proxy_histogram"] = torch.from_numpy(observation["proxy_histogram"].copy())
+        server["proxy_histogram"] = _tensor(observation["proxy_histogram"])
     return View(
         round_num=info["round"],
-        ids=torch.from_numpy(observation["ids"][:count].copy()),
-        sizes=torch.from_numpy(observation["sizes"][:count].copy()),
+        ids=_tensor(observation["ids"][:count]),
+        sizes=_tensor(observation["sizes"][:count]),
         reports=reports,
         server=server,
         rng=rng.generator(info["seed"], "select", info["round"]),
     )
+
+
+def _tensor(values: Array) -> Tensor:
+    """Return a tensor of its own: the agent may write to the observation."""
+    return torch.from_numpy(values.copy())
 
 
 def outcome_of(info: Mapping[str, Any]) -> Outcome:

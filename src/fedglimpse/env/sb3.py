@@ -21,14 +21,23 @@ class LanesForSB3(VecEnv):
 
     def __init__(self, num_envs: int, **arguments: Any) -> None:
         """Build `num_envs` lanes; `arguments` are those of `ClientSelectionVector`."""
-        self.lanes = ClientSelectionVector(num_envs, autoreset_mode="SameStep", **arguments)
-        super().__init__(num_envs, flat_space(self.lanes.shape), self.lanes.single_action_space)
-        self._actions: Array = np.zeros(0)
+        self.lanes = ClientSelectionVector(
+            num_envs,
+            autoreset_mode="SameStep",
+            **arguments,
+        )
+        super().__init__(
+            num_envs,
+            observation_space=flat_space(self.lanes.shape),
+            action_space=self.lanes.single_action_space,
+        )
+        self._actions: Array = np.zeros(0)  # of the step that `step_wait` will run
 
     def reset(self) -> Array:
         """Begin an episode in every lane, with the seeds of `seed()` where it was called."""
         has_seeds = any(seed is not None for seed in self._seeds)
-        observation, _ = self.lanes.reset(seed=list(self._seeds) if has_seeds else None)
+        seeds = list(self._seeds) if has_seeds else None
+        observation, _ = self.lanes.reset(seed=seeds)
         self._reset_seeds()
         self._reset_options()
         return flatten(observation, self.lanes.shape)
@@ -41,11 +50,12 @@ class LanesForSB3(VecEnv):
         """Run one round of every lane."""
         observation, rewards, terminated, truncated, infos = self.lanes.step(self._actions)
         done = terminated | truncated
+        out_of_time = truncated & ~terminated
         lane_infos = []
         for lane in range(self.num_envs):
             if done[lane]:
                 info = self._final_info(infos, lane)
-                info["TimeLimit.truncated"] = bool(truncated[lane] and not terminated[lane])
+                info["TimeLimit.truncated"] = bool(out_of_time[lane])
             else:
                 info = {"record": infos["record"][lane]}
             lane_infos.append(info)
@@ -54,9 +64,11 @@ class LanesForSB3(VecEnv):
 
     def _final_info(self, infos: dict[str, Any], lane: int) -> dict[str, Any]:
         """Return the record and the observation of the last round of an episode."""
+        last_info = infos["final_info"][lane]
+        last_observation = infos["final_obs"][lane]
         return {
-            "record": infos["final_info"][lane]["record"],
-            "terminal_observation": flatten(infos["final_obs"][lane], self.lanes.shape),
+            "record": last_info["record"],
+            "terminal_observation": flatten(last_observation, self.lanes.shape),
         }
 
     def close(self) -> None:
@@ -65,13 +77,20 @@ class LanesForSB3(VecEnv):
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Return an attribute that all lanes share."""
-        return [getattr(self.lanes, attr_name)] * self._count(indices)
+        shared = getattr(self.lanes, attr_name)
+        return [shared] * self._count(indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Refuse: lanes share their attributes."""
         raise NotImplementedError("lanes have no attributes of their own")
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> Any:
+    def env_method(
+        self,
+        method_name: str,
+        *args: Any,
+        indices: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         """Refuse: lanes are no objects with methods."""
         raise NotImplementedError("lanes have no methods of their own")
 
@@ -81,4 +100,5 @@ class LanesForSB3(VecEnv):
 
     def _count(self, indices: Any) -> int:
         """Return how many lanes `indices` names; None: all of them."""
-        return len(list(self._get_indices(indices)))
+        lanes = self._get_indices(indices)
+        return len(list(lanes))

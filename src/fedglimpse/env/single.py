@@ -46,8 +46,14 @@ class ClientSelection(gym.Env[Observation, Array]):
             vary: what a new seed changes; the rest stays that of the first of `seeds`.
             render_mode: only None.
         """
-        settings = settings_of(config or {}, reports, target, target_on, vary)
-        self.stepper = LaneStepper(settings, 1)
+        settings = settings_of(
+            config or {},
+            reports,
+            target,
+            target_on,
+            vary,
+        )
+        self.stepper = LaneStepper(settings, num_lanes=1)
         self.shape = Shape.of(self.stepper)
         self.action = action
         self.reward = reward
@@ -58,7 +64,10 @@ class ClientSelection(gym.Env[Observation, Array]):
         self._seeds = EpisodeSeeds(settings.config.seeds[0])
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode: with `seed`, the federation of `fedglimpse run seeds=[seed]`.
 
@@ -66,14 +75,21 @@ class ClientSelection(gym.Env[Observation, Array]):
         from the last explicit seed. There are no options.
         """
         super().reset(seed=seed)
-        self.stepper.restart({0: self._seeds.next(seed)})
+        episode_seed = self._seeds.next(seed)
+        self.stepper.restart({0: episode_seed})
         observation = self.stepper.observe()[0]
-        return self._observation(), info_of(observation, None)
+        info = info_of(observation, None)
+        return self._observation(), info
 
     def step(self, action: Array) -> tuple[Observation, Any, bool, bool, dict[str, Any]]:
         """Run one round."""
         observations = self.stepper.observations or self.stepper.observe()
-        slots = chosen_slots(action, observations[0], self.stepper.k, self.action == "subset")
+        slots = chosen_slots(
+            action,
+            observations[0],
+            self.stepper.k,
+            subset=self.action == "subset",
+        )
         step = self.stepper.step([slots])[0]
         reward: Any = step.reward
         if self.reward == "per_class":
@@ -82,5 +98,8 @@ class ClientSelection(gym.Env[Observation, Array]):
         return self._observation(), reward, step.terminated, step.truncated, info
 
     def _observation(self) -> Observation:
-        lanes = as_arrays(self.stepper.observations, self.shape)
-        return {name: values[0] for name, values in lanes.items()}
+        of_lanes = as_arrays(self.stepper.observations, self.shape)
+        of_only_lane = {}
+        for name, values in of_lanes.items():
+            of_only_lane[name] = values[0]
+        return of_only_lane

@@ -17,8 +17,8 @@ REWARDS = ("paper", "per_class")
 def observation_space(shape: Shape) -> spaces.Space[Any]:
     """Return the space of one environment's observations; unused slots are zero."""
     entries: dict[str, spaces.Space[Any]] = {
-        "ids": spaces.Box(0, shape.clients - 1, (shape.slots,), np.int64),
-        "sizes": spaces.Box(0, shape.largest, (shape.slots,), np.int64),
+        "ids": _counts(shape.slots, highest=shape.clients - 1),
+        "sizes": _counts(shape.slots, highest=shape.largest),
         "mask": spaces.MultiBinary(shape.slots),
         "history": _unbounded(shape.history, shape.sketch),
         "history_mask": spaces.MultiBinary(shape.history),
@@ -26,17 +26,47 @@ def observation_space(shape: Shape) -> spaces.Space[Any]:
     if shape.features:
         entries["clients"] = _unbounded(shape.slots, shape.features)
     if shape.histogram:
-        entries["proxy_histogram"] = spaces.Box(0, 1, (shape.classes,), np.float32)
+        entries["proxy_histogram"] = _shares(shape.classes)
     return spaces.Dict(entries)
 
 
+def _counts(length: int, highest: int) -> spaces.Box[np.int64]:
+    """Return the space of whole numbers from 0."""
+    return spaces.Box(
+        low=0,
+        high=highest,
+        shape=(length,),
+        dtype=np.int64,
+    )
+
+
+def _shares(*size: int) -> spaces.Box[np.float32]:
+    """Return the space of numbers from 0 to 1."""
+    return spaces.Box(
+        low=0,
+        high=1,
+        shape=size,
+        dtype=np.float32,
+    )
+
+
 def _unbounded(*size: int) -> spaces.Box[np.float32]:
-    return spaces.Box(-np.inf, np.inf, size, np.float32)
+    return spaces.Box(
+        low=-np.inf,
+        high=np.inf,
+        shape=size,
+        dtype=np.float32,
+    )
 
 
 def flat_space(shape: Shape) -> spaces.Box[np.float32]:
     """Return the space of one environment's flat observations."""
-    return spaces.Box(-FLAT_LIMIT, FLAT_LIMIT, (flat_size(shape),), np.float32)
+    return spaces.Box(
+        low=-FLAT_LIMIT,
+        high=FLAT_LIMIT,
+        shape=(flat_size(shape),),
+        dtype=np.float32,
+    )
 
 
 def action_space(form: str, shape: Shape) -> spaces.Box[np.float32] | spaces.MultiBinary:
@@ -44,11 +74,17 @@ def action_space(form: str, shape: Shape) -> spaces.Box[np.float32] | spaces.Mul
     check_option("action", form, ACTIONS)
     if form == "subset":
         return spaces.MultiBinary(shape.slots)
-    return spaces.Box(-1, 1, (shape.slots,), np.float32)
+    return spaces.Box(
+        low=-1,
+        high=1,
+        shape=(shape.slots,),
+        dtype=np.float32,
+    )
 
 
 def reward_space(form: str, shape: Shape) -> spaces.Box[np.float32]:
     """Return the space of rewards: a number, or one for each class."""
     check_option("reward", form, REWARDS)
-    size = (shape.classes,) if form == "per_class" else ()
-    return spaces.Box(0, 1, size, np.float32)
+    if form == "per_class":
+        return _shares(shape.classes)
+    return _shares()

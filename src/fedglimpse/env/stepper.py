@@ -81,7 +81,12 @@ class LaneStepper:
     with the observations of the next round.
     """
 
-    def __init__(self, settings: Settings, num_lanes: int, setup: WorldSetup | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        num_lanes: int,
+        setup: WorldSetup | None = None,
+    ) -> None:
         """Build the world.
 
         Args:
@@ -92,7 +97,8 @@ class LaneStepper:
         require(
             num_lanes >= 1, f"num_envs={num_lanes} is too small: use 1 or more.", key="num_envs"
         )
-        config = replace(settings.config, seeds=tuple(range(num_lanes)))
+        placeholders = tuple(range(num_lanes))  # seeds until `restart` gives the lanes theirs
+        config = replace(settings.config, seeds=placeholders)
         self.settings = settings
         self.num_lanes = num_lanes
         self.setup = WorldSetup.of(settings.config) if setup is None else setup
@@ -141,17 +147,19 @@ class LaneStepper:
         )
         world = self.world
         world.aggregate(world.collect(self._choices(slots)))
-        on_test = [
-            index not in new_seeds and self._is_evaluated(lane)
-            for index, lane in enumerate(world.lanes)
-        ]
+        on_test = []
+        for index, lane in enumerate(world.lanes):
+            on_test.append(index not in new_seeds and self._is_evaluated(lane))
         round_results = world.score(on_test)
         self.observations = []
         self.restart(new_seeds)
         training = world.start_round()
+        lanes = round_results.lanes
         outcomes = round_results.outcomes()
         records = round_results.records([{}] * self.num_lanes)
-        results = list(map(self._result, round_results.lanes, outcomes, records))
+        results = []
+        for lane, outcome, record in zip(lanes, outcomes, records, strict=True):
+            results.append(self._result(lane, outcome, record))
         self._observe(world.views(training))
         return results
 
@@ -163,7 +171,12 @@ class LaneStepper:
             chosen = slots[index]
             choice = None
             if view is not None and chosen is not None:
-                choice = check_choice(Choice(chosen), view, self.k, lane.method.selector)
+                choice = check_choice(
+                    Choice(chosen),
+                    view,
+                    self.k,
+                    lane.method.selector,
+                )
             choices.append(choice)
         return choices
 
@@ -172,14 +185,19 @@ class LaneStepper:
         config = self.settings.config
         vary = self.settings.vary
         fixed_seed = config.seeds[0]  # of what does not vary
-        lane = self.setup.lane(config, seed if "partition" in vary else fixed_seed)
+        partition_seed = seed if "partition" in vary else fixed_seed
+        lane = self.setup.lane(config, partition_seed)
         lane.seed = seed
         if "visibility" not in vary:
             lane.visibility = FixedVisibility(lane.visibility, fixed_seed)
         selector = ExternalSelector(self.settings.needs | {"global_sketch"})
-        lane.method = replace(lane.method, selector=selector, takes_all=False)
-        state = self.setup.start(seed if "model" in vary else fixed_seed)
-        return lane, state
+        lane.method = replace(
+            lane.method,
+            selector=selector,
+            takes_all=False,
+        )
+        model_seed = seed if "model" in vary else fixed_seed
+        return lane, self.setup.start(model_seed)
 
     def _new_history(self) -> History:
         config = self.settings.config
@@ -191,15 +209,22 @@ class LaneStepper:
         for lane, history, view in zip(self.world.lanes, self.histories, views, strict=True):
             if view is not None:
                 history.push(0, view.server["global_sketch"], view.round_num)
-            sketches, mask = (tensor[0] for tensor in history.window())
-            observation = LaneObservation(lane.seed, lane.round_num, view, sketches.clone(), mask)
+            sketches, mask = history.window()  # [1, H+1, D], [1, H+1]
+            observation = LaneObservation(
+                seed=lane.seed,
+                round_num=lane.round_num,
+                view=view,
+                history=sketches[0].clone(),
+                history_mask=mask[0],
+            )
             self.observations.append(observation)
         return self.observations
 
     def _is_evaluated(self, lane: Lane) -> bool:
         """True where the round that has just ended is scored on the test set, as in a run."""
         config = self.settings.config
-        return lane.round_num % config.evaluate.every == 0 or lane.round_num == config.rounds
+        is_last = lane.round_num == config.rounds
+        return is_last or lane.round_num % config.evaluate.every == 0
 
     def _result(self, lane: Lane, outcome: Outcome | None, record: dict[str, Any]) -> StepResult:
         per_class = lane.reward.per_class
@@ -209,21 +234,27 @@ class LaneStepper:
         if self.settings.target_on == "proxy":
             accuracy = None if outcome is None else outcome.score
         target = self.settings.target
+        is_scored = target is not None and accuracy is not None
         return StepResult(
             record=record,
             outcome=outcome,
             reward=lane.reward.total,
             reward_per_class=per_class,
-            terminated=target is not None and accuracy is not None and accuracy >= target,
+            terminated=is_scored and accuracy >= target,
             truncated=lane.round_num >= self.settings.config.rounds,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every lane."""
+        lanes = []
+        histories = []
+        for index, history in enumerate(self.histories):
+            lanes.append(self.world.lane_state(index))
+            histories.append(history.state_dict(0))
         return {
             "seeds": list(self.seeds),
-            "lanes": [self.world.lane_state(index) for index in range(self.num_lanes)],
-            "histories": [history.state_dict(0) for history in self.histories],
+            "lanes": lanes,
+            "histories": histories,
             "observed": bool(self.observations),
         }
 
@@ -232,8 +263,10 @@ class LaneStepper:
         for index, seed in enumerate(state["seeds"]):
             if seed is not None:
                 self.restart({index: seed})
-            self.world.load_lane_state(index, state["lanes"][index])
-            self.histories[index].load_state_dict(0, state["histories"][index])
+            lane_state = state["lanes"][index]
+            self.world.load_lane_state(index, lane_state)
+            history_state = state["histories"][index]
+            self.histories[index].load_state_dict(0, history_state)
         if state["observed"]:
             self.observe()
 

@@ -49,7 +49,13 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
             vary: what a new seed changes.
             autoreset_mode: when a lane whose episode has ended restarts; gymnasium's three modes.
         """
-        settings = settings_of(config or {}, reports, target, target_on, vary)
+        settings = settings_of(
+            config or {},
+            reports,
+            target,
+            target_on,
+            vary,
+        )
         self.mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": [], "autoreset_mode": self.mode}
         self.num_envs = num_envs
@@ -63,8 +69,10 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
         self.reward_space = reward_space(reward, self.shape)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        first = settings.config.seeds[0]
-        self._seeds = [EpisodeSeeds(first + lane) for lane in range(num_envs)]
+        first_seed = settings.config.seeds[0]
+        self._seeds: list[EpisodeSeeds] = []
+        for lane in range(num_envs):
+            self._seeds.append(EpisodeSeeds(first_seed + lane))
         self._done = np.zeros(num_envs, bool)  # lanes whose episode has ended
 
     def reset(
@@ -81,13 +89,15 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
         """
         super().reset(seed=seed if isinstance(seed, int) else None)
         seeds = _seed_of_each_lane(seed, self.num_envs)
-        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+        all_lanes = np.ones(self.num_envs, bool)
+        mask = (options or {}).get("reset_mask", all_lanes)
         lanes = [lane for lane in range(self.num_envs) if mask[lane]]
         self._restart(lanes, seeds)
         observations = self.stepper.observe()
         infos: dict[str, Any] = {}
         for lane in lanes:
-            infos = self._add_lane_info(infos, info_of(observations[lane], None), lane)
+            info = info_of(observations[lane], None)
+            infos = self._add_lane_info(infos, info, lane)
         return as_arrays(observations, self.shape), infos
 
     def step(self, actions: Array) -> tuple[Observation, Array, Array, Array, dict[str, Any]]:
@@ -99,28 +109,46 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
                 "options['reset_mask'].",
                 key="reset_mask",
             )
-        observations = self.stepper.observations or self.stepper.observe()
-        is_subset = self.action == "subset"
-        slots: list[Tensor | None] = [None] * self.num_envs
-        for lane in _lanes_where(~self._done):
-            observation = observations[lane]
-            slots[lane] = chosen_slots(actions[lane], observation, self.stepper.k, is_subset)
-        new_seeds = {lane: self._seeds[lane].next() for lane in restarting}
+        slots = self._chosen_slots(actions)
+        new_seeds = {}
+        for lane in restarting:
+            new_seeds[lane] = self._seeds[lane].next()
         steps: list[StepResult | None] = list(self.stepper.step(slots, new_seeds))
         for lane in restarting:
-            steps[lane] = None
-        terminated = np.array([step is not None and step.terminated for step in steps])
-        truncated = np.array([step is not None and step.truncated for step in steps])
+            steps[lane] = None  # its episode has just begun: there was no round
+        terminated = np.zeros(self.num_envs, bool)
+        truncated = np.zeros(self.num_envs, bool)
+        for lane, step in enumerate(steps):
+            if step is not None:
+                terminated[lane] = step.terminated
+                truncated[lane] = step.truncated
         self._done = terminated | truncated
         if self.mode is AutoresetMode.SAME_STEP and self._done.any():
             infos = self._restart_in_same_step(steps)
         else:
             infos = self._infos(steps)
         arrays = as_arrays(self.stepper.observations, self.shape)
-        return arrays, self._rewards(steps), terminated, truncated, infos
+        rewards = self._rewards(steps)
+        return arrays, rewards, terminated, truncated, infos
+
+    def _chosen_slots(self, actions: Array) -> list[Tensor | None]:
+        """Return the chosen slots of each lane; None where its episode has ended."""
+        observations = self.stepper.observations or self.stepper.observe()
+        slots: list[Tensor | None] = [None] * self.num_envs
+        for lane in _lanes_where(~self._done):
+            slots[lane] = chosen_slots(
+                actions[lane],
+                observations[lane],
+                self.stepper.k,
+                subset=self.action == "subset",
+            )
+        return slots
 
     def _restart(self, lanes: Sequence[int], seeds: Sequence[int | None]) -> None:
-        new_seeds = {lane: self._seeds[lane].next(seeds[lane]) for lane in lanes}
+        """Begin an episode in each of `lanes`; a seed of None: the next in order."""
+        new_seeds = {}
+        for lane in lanes:
+            new_seeds[lane] = self._seeds[lane].next(seeds[lane])
         self.stepper.restart(new_seeds)
         self._done[list(lanes)] = False
 
@@ -128,7 +156,8 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
         """Return the infos of all lanes; None stands for a lane that has just restarted."""
         infos: dict[str, Any] = {}
         for lane, observation in enumerate(self.stepper.observations):
-            infos = self._add_lane_info(infos, info_of(observation, steps[lane]), lane)
+            info = info_of(observation, steps[lane])
+            infos = self._add_lane_info(infos, info, lane)
         return infos
 
     def _restart_in_same_step(self, steps: Sequence[StepResult | None]) -> dict[str, Any]:
@@ -142,8 +171,10 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
         for lane, step in enumerate(steps):
             info = info_of(last_lanes[lane], step)
             if lane in ended:
-                last_row = {name: values[lane].copy() for name, values in last_arrays.items()}
-                final = {"final_obs": last_row, "final_info": info}
+                last_observation = {}
+                for name, values in last_arrays.items():
+                    last_observation[name] = values[lane].copy()
+                final = {"final_obs": last_observation, "final_info": info}
                 infos = self._add_lane_info(infos, final, lane)
                 info = info_of(first_lanes[lane], None)
             infos = self._add_lane_info(infos, info, lane)
@@ -151,12 +182,16 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
 
     def _rewards(self, steps: Sequence[StepResult | None]) -> Array:
         """Return the rewards `[R]`, or `[R, C]`; 0 for lanes that have just restarted."""
-        per_class = self.reward == "per_class"
-        size = (self.num_envs, self.shape.classes) if per_class else (self.num_envs,)
-        rewards = np.zeros(size, np.float32 if per_class else np.float64)
+        if self.reward == "per_class":
+            of_classes = np.zeros((self.num_envs, self.shape.classes), np.float32)
+            for lane, step in enumerate(steps):
+                if step is not None:
+                    of_classes[lane] = step.reward_per_class.numpy()
+            return of_classes
+        rewards = np.zeros(self.num_envs, np.float64)
         for lane, step in enumerate(steps):
             if step is not None:
-                rewards[lane] = step.reward_per_class.numpy() if per_class else step.reward
+                rewards[lane] = step.reward
         return rewards
 
     def _add_lane_info(
@@ -169,17 +204,20 @@ class ClientSelectionVector(VectorEnv[Observation, Array, Array]):
         plain = {name: value for name, value in info.items() if name not in OBJECTS}
         infos = self._add_info(infos, plain, lane)
         for name in OBJECTS:
-            if name in info:
-                if name not in infos:
-                    infos[name] = np.full(self.num_envs, None, dtype=object)
-                    infos[f"_{name}"] = np.zeros(self.num_envs, bool)
-                infos[name][lane] = info[name]
-                infos[f"_{name}"][lane] = True
+            if name not in info:
+                continue
+            mask_name = f"_{name}"  # gymnasium's name for which lanes have it
+            if name not in infos:
+                infos[name] = np.full(self.num_envs, None, dtype=object)
+                infos[mask_name] = np.zeros(self.num_envs, bool)
+            infos[name][lane] = info[name]
+            infos[mask_name][lane] = True
         return infos
 
 
 def _lanes_where(mask: Array) -> list[int]:
-    return mask.nonzero()[0].tolist()
+    lanes = mask.nonzero()[0]
+    return lanes.tolist()
 
 
 def _seed_of_each_lane(seed: int | Sequence[int | None] | None, count: int) -> list[int | None]:
@@ -187,7 +225,8 @@ def _seed_of_each_lane(seed: int | Sequence[int | None] | None, count: int) -> l
     if seed is None:
         return [None] * count
     if isinstance(seed, int | np.integer):
-        return [int(seed) + lane for lane in range(count)]
+        first_seed = int(seed)
+        return list(range(first_seed, first_seed + count))
     if len(seed) != count:
         raise UserError(
             f"seed has {len(seed)} entries for {count} lanes: give one for each.", key="seed"

@@ -57,4 +57,6 @@ class ScalarReward(gym.RewardWrapper[Any, Array]):
     def reward(self, reward: Any) -> float:
         """Return the mean or the least of the classes' rewards."""
         of_classes = np.asarray(reward)
-        return float(of_classes.min() if self.over_classes == "min" else of_classes.mean())
+        if self.over_classes == "min":
+            return float(of_classes.min())
+        return float(of_classes.mean())

@@ -74,15 +74,20 @@ class LaneProbe:
         if not record["selected"]:
             return None
         round_num = record["round"]
-        visible = [client for client in record["visible"] if self.population.sizes[client]]
+        visible: list[int] = []
+        for client in record["visible"]:
+            if self.population.sizes[client]:
+                visible.append(client)
         loss, objective, of_visible = self._all_gradients(state, visible, round_num)
-        gradients = torch.stack(
-            [of_visible[client].gradient for client in visible]
-        ).double()  # [V, P]
+        rows = [of_visible[client].gradient for client in visible]
+        gradients = torch.stack(rows).double()  # [V, P]
         cluster = gradients.mean(0)
-        spread = float((gradients - cluster).square().sum(1).mean())
-        chosen = gradients[torch.tensor([visible.index(client) for client in record["selected"]])]
+        distances = (gradients - cluster).square().sum(1)  # [V]
+        spread = float(distances.mean())
+        positions = [visible.index(client) for client in record["selected"]]
+        chosen = gradients[torch.tensor(positions)]  # [K, P]
         weights = torch.tensor(record["weights"], dtype=torch.double)
+        weighted_mean = _weighted_mean(chosen, weights)
         return Measurement(
             round=round_num,
             loss=loss,
@@ -90,7 +95,7 @@ class LaneProbe:
             gap=_squared_norm(objective - cluster),
             spread=spread,
             deviation=_squared_norm(cluster - chosen.mean(0)),
-            weighted_deviation=_squared_norm(cluster - _weighted_mean(chosen, weights)),
+            weighted_deviation=_squared_norm(cluster - weighted_mean),
             random_deviation=random_deviation(spread, len(visible), len(chosen)),
             second_moment=max(client.second_moment for client in of_visible.values()),
             noise=max(client.noise for client in of_visible.values()),
@@ -101,7 +106,10 @@ class LaneProbe:
         )
 
     def _all_gradients(
-        self, state: Tensor, visible: Sequence[int], round_num: int
+        self,
+        state: Tensor,
+        visible: Sequence[int],
+        round_num: int,
     ) -> tuple[float, Tensor, dict[int, ClientGradient]]:
         """Return F and its gradient `[P]` over all clients, and the gradients of visible ones."""
         losses = []
@@ -117,23 +125,32 @@ class LaneProbe:
             if client in visible:
                 of_visible[client] = measured
         assert total is not None
-        return sum(losses) / len(losses), total / len(losses), of_visible
+        count = len(losses)
+        return sum(losses) / count, total / count, of_visible
 
     def _client_gradient(
-        self, state: Tensor, client: int, round_num: int, batch_size: int
+        self,
+        state: Tensor,
+        client: int,
+        round_num: int,
+        batch_size: int,
     ) -> ClientGradient:
         draw = rng.generator(self.seed, "theory", round_num, client)
         x, y = examples_of(self.population, client, self.max_examples, draw)
         return client_gradient(self.evaluator, state, x, y, batch_size)
 
     def _smoothness(
-        self, state: Tensor, clients: Mapping[int, ClientGradient], round_num: int
+        self,
+        state: Tensor,
+        clients: Mapping[int, ClientGradient],
+        round_num: int,
     ) -> float:
         """Return the largest ||grad F_n(W - eta g) - g|| / ||eta g||, g the gradient at W."""
         largest = 0.0
         for client, before in clients.items():
+            num_parameters = len(before.gradient)  # they come first; buffers do not move
             step = torch.zeros_like(state)
-            step[: len(before.gradient)] = self.lr * before.gradient
+            step[:num_parameters] = self.lr * before.gradient
             length = step.norm()
             if not float(length):
                 continue
@@ -149,19 +166,28 @@ def column(points: Sequence[Measurement], name: str) -> list[Any]:
 
 
 def examples_of(
-    population: Population, client: int, max_examples: int, draw: torch.Generator
+    population: Population,
+    client: int,
+    max_examples: int,
+    draw: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Return a client's examples in random order, at most `max_examples` of them (0: all)."""
+    dataset = population.dataset
     rows = population.rows[client]
-    rows = rows[torch.randperm(len(rows), generator=draw)]
+    order = torch.randperm(len(rows), generator=draw)
+    rows = rows[order]
     if max_examples:
         rows = rows[:max_examples]
-    rows = rows.to(population.dataset.y_train.device)
-    return population.dataset.x_train[rows], population.dataset.y_train[rows]
+    rows = rows.to(dataset.y_train.device)
+    return dataset.x_train[rows], dataset.y_train[rows]
 
 
 def client_gradient(
-    evaluator: Evaluator, state: Tensor, x: Tensor, y: Tensor, batch_size: int
+    evaluator: Evaluator,
+    state: Tensor,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int,
 ) -> ClientGradient:
     """Go once over the examples in batches, as an epoch of training does.
 
@@ -178,7 +204,8 @@ def client_gradient(
     gradients = []
     shares = []  # of the examples that each batch holds
     is_step: list[bool] = []  # whether training would take a step on the batch
-    for batch_x, batch_y in zip(x.split(batch_size), y.split(batch_size), strict=True):
+    batches = zip(x.split(batch_size), y.split(batch_size), strict=True)
+    for batch_x, batch_y in batches:
         batch_loss, gradient = batch_gradient(evaluator, batch_x, batch_y)
         share = torch.tensor(len(batch_y) / len(y))
         loss += float(share) * batch_loss
@@ -186,21 +213,28 @@ def client_gradient(
         shares.append(share)
         is_step.append(len(batch_y) > 1 or not is_step)
     of_batches = torch.stack(gradients)  # [batches, P]
-    mean = (torch.stack(shares).to(of_batches)[:, None] * of_batches).sum(0)
+    weights = torch.stack(shares).to(of_batches)  # [batches]
+    mean = (weights[:, None] * of_batches).sum(0)
     of_steps = of_batches[torch.tensor(is_step)]
     return ClientGradient(
         loss=loss,
         gradient=mean,
-        noise=float((of_steps - mean).double().square().sum(1).mean()),
-        second_moment=float(of_steps.double().square().sum(1).mean()),
+        noise=_mean_squared_norm(of_steps - mean),
+        second_moment=_mean_squared_norm(of_steps),
     )
 
 
 def batch_gradient(evaluator: Evaluator, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
     """Return the mean loss of the loaded model on a batch and its gradient `[P]`."""
-    loss = F.cross_entropy(evaluator.forward(x).float(), y)
-    grads = torch.autograd.grad(loss, list(evaluator.model.parameters()), materialize_grads=True)
-    return float(loss.detach()), torch.cat([grad.flatten() for grad in grads])
+    logits = evaluator.forward(x).float()
+    loss = F.cross_entropy(logits, y)
+    of_parameters = torch.autograd.grad(
+        loss,
+        list(evaluator.model.parameters()),
+        materialize_grads=True,
+    )
+    gradient = torch.cat([part.flatten() for part in of_parameters])
+    return float(loss.detach()), gradient
 
 
 def random_deviation(spread: float, visible: int, selected: int) -> float:
@@ -226,7 +260,8 @@ def implied_q(gradients: Tensor, q: Tensor) -> dict[str, float | None]:
     apart = distance > 0
     if not bool(apart.any()):
         return {"delta_q": None, "mu": None, "l_q": None}
-    ratios = 2 * (q[best] - q[apart]) / distance[apart]
+    loss_of_q = q[best] - q[apart]
+    ratios = 2 * loss_of_q / distance[apart]
     return {
         "delta_q": float(q[best] - q.mean()),
         "mu": float(ratios.min()),
@@ -235,10 +270,15 @@ def implied_q(gradients: Tensor, q: Tensor) -> dict[str, float | None]:
 
 
 def _terms_of_q(
-    gradients: Tensor, visible: Sequence[int], record: Mapping[str, Any]
+    gradients: Tensor,
+    visible: Sequence[int],
+    record: Mapping[str, Any],
 ) -> dict[str, float | None]:
     """Return what a method's recorded Q-values imply; nothing for a method without them."""
-    scored = [i for i, client in enumerate(visible) if client not in record["rejected"]]
+    scored: list[int] = []  # rows of the clients that have a Q-value
+    for row, client in enumerate(visible):
+        if client not in record["rejected"]:
+            scored.append(row)
     q = record.get("q")
     if q is None or len(q) != len(scored):
         return {}
@@ -249,8 +289,15 @@ def _weighted_mean(gradients: Tensor, weights: Tensor) -> Tensor:
     """Return the mean of gradients `[K, P]`; all-zero weights count as equal ones."""
     if not float(weights.sum()):
         weights = torch.ones_like(weights)
-    return (weights / weights.sum()).to(gradients) @ gradients
+    shares = weights / weights.sum()
+    return shares.to(gradients) @ gradients
 
 
 def _squared_norm(vector: Tensor) -> float:
     return float(vector.double().square().sum())
+
+
+def _mean_squared_norm(rows: Tensor) -> float:
+    """Return the mean over rows of their squared norms."""
+    squared_norms = rows.double().square().sum(1)
+    return float(squared_norms.mean())

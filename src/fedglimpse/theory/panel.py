@@ -75,9 +75,12 @@ class LanePanel:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, the series over rounds as lists."""
+        series = {}
+        for measured in fields(Measurement):
+            series[measured.name] = column(self.points, measured.name)
         return {
             "seed": self.seed,
-            "series": {f.name: column(self.points, f.name) for f in fields(Measurement)},
+            "series": series,
             "constants": asdict(self.constants),
             "q": None if self.q is None else asdict(self.q),
             "measured": self.measured,
@@ -85,25 +88,31 @@ class LanePanel:
             "relative_deviation": self.relative_deviation,
             "step_condition": self.step_condition,
             "lemma_4_by_round": self.lemma_4_by_round,
-            "printed": asdict(self.printed) | {"total": self.printed.total},
-            "repaired": asdict(self.repaired) | {"total": self.repaired.total},
+            "printed": _with_total(self.printed),
+            "repaired": _with_total(self.repaired),
         }
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> LanePanel:
         """Return the panel that `to_json` stored."""
+        series = stored["series"]
         points = []
-        for i in range(len(stored["series"]["round"])):
-            values = {name: column[i] for name, column in stored["series"].items()}
+        for i in range(len(series["round"])):
+            values = {name: of_rounds[i] for name, of_rounds in series.items()}
             points.append(Measurement(**values))
+        q = stored["q"]
         return LanePanel(
             seed=stored["seed"],
             points=points,
             constants=Constants(**stored["constants"]),
-            q=None if stored["q"] is None else QConstants(**stored["q"]),
+            q=None if q is None else QConstants(**q),
             measured=stored["measured"],
             accuracy=stored["accuracy"],
         )
+
+
+def _with_total(terms: Terms[float]) -> dict[str, float]:
+    return {**asdict(terms), "total": terms.total}
 
 
 @dataclass(frozen=True)
@@ -117,8 +126,12 @@ class Panel:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        lanes = [lane.to_json() for lane in self.lanes]
-        return {"method": self.method, "data": self.data, "notes": self.notes, "lanes": lanes}
+        return {
+            "method": self.method,
+            "data": self.data,
+            "notes": self.notes,
+            "lanes": [lane.to_json() for lane in self.lanes],
+        }
 
 
 def read_panel(run: Path) -> Panel:
@@ -163,14 +176,26 @@ def measure_run(run: Path, max_examples: int = 0) -> Panel:
         )
     lanes = []
     for index, lane in enumerate(world.lanes):
-        sizes = [int(size) for size in lane.population.sizes]
-        lanes.append(
-            lane_panel(config, sizes, lane.seed, points[index], list(records[index].values()))
+        lane_sizes = [int(size) for size in lane.population.sizes]
+        lane_records = list(records[index].values())
+        panel_of_lane = lane_panel(
+            config,
+            lane_sizes,
+            lane.seed,
+            points[index],
+            lane_records,
         )
-    notes = notes_on(config, bool(kept_models(run)), max_examples)
-    panel = Panel(config.method, config.data.name, notes, lanes)
+        lanes.append(panel_of_lane)
+    has_models = bool(kept_models(run))
+    panel = Panel(
+        method=config.method,
+        data=config.data.name,
+        notes=notes_on(config, has_models, max_examples),
+        lanes=lanes,
+    )
+    text = json.dumps(panel.to_json(), indent=1)
     with writing(run):
-        write_atomically(run / FILE, json.dumps(panel.to_json(), indent=1) + "\n")
+        write_atomically(run / FILE, text + "\n")
     return panel
 
 
@@ -256,7 +281,10 @@ def lane_panel(
         points: what was measured.
         records: of all rounds.
     """
-    accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
+    accuracies: list[float] = []
+    for record in records:
+        if record["accuracy"] is not None:
+            accuracies.append(record["accuracy"])
     constants = Constants(
         rounds=float(len(records)),
         steps=mean(local_steps(size, config) for size in sizes if size),
@@ -272,8 +300,14 @@ def lane_panel(
         ratio=mean(point.selected / point.visible for point in points),
         per_selected=mean(1 / point.selected for point in points),
     )
-    measured = mean(column(points, "gradient"))
-    return LanePanel(seed, list(points), constants, _q_of_run(points), measured, mean(accuracies))
+    return LanePanel(
+        seed=seed,
+        points=list(points),
+        constants=constants,
+        q=_q_of_run(points),
+        measured=mean(column(points, "gradient")),
+        accuracy=mean(accuracies),
+    )
 
 
 def local_steps(size: int, config: Config) -> int:
@@ -291,7 +325,11 @@ def _q_of_run(points: Sequence[Measurement]) -> QConstants[float] | None:
     mu = min(column(scored, "mu"))
     if mu <= 0:
         return None
-    return QConstants(mean(column(scored, "delta_q")), mu, max(column(scored, "l_q")))
+    return QConstants(
+        delta=mean(column(scored, "delta_q")),
+        mu=mu,
+        smoothness=max(column(scored, "l_q")),
+    )
 
 
 def notes_on(config: Config, has_models: bool, max_examples: int) -> list[str]:

@@ -44,7 +44,9 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     x = _centred_ranks(a)
     y = _centred_ranks(b)
     scale = float(x.norm() * y.norm())
-    return float(x @ y) / scale if scale else 0.0
+    if not scale:
+        return 0.0
+    return float(x @ y) / scale
 
 
 def shuffled_p(a: Sequence[float], b: Sequence[float]) -> float:
@@ -53,14 +55,19 @@ def shuffled_p(a: Sequence[float], b: Sequence[float]) -> float:
     y = _centred_ranks(b)
     draw = rng.generator(0, "theory-shuffles", len(x))
     orders = torch.rand(SHUFFLES, len(x), generator=draw).argsort(1)
-    as_extreme = (y[orders] @ x).abs() >= (x @ y).abs() - 1e-9
+    shuffled = (y[orders] @ x).abs()  # [SHUFFLES]
+    observed = (x @ y).abs()
+    as_extreme = shuffled >= observed - 1e-9
     return (1 + int(as_extreme.sum())) / (1 + SHUFFLES)
 
 
 def _centred_ranks(values: Sequence[float]) -> Tensor:
     """Return the rank of each value minus the mean rank; equal values share the mean of theirs."""
     numbers = torch.tensor(values, dtype=torch.float64)
-    _, groups, sizes = numbers.unique(return_inverse=True, return_counts=True)
+    _, groups, sizes = numbers.unique(
+        return_inverse=True,
+        return_counts=True,
+    )
     rank_of_group = sizes.cumsum(0) - (sizes - 1) / 2.0
     ranks = rank_of_group[groups].double()
     return ranks - ranks.mean()
@@ -77,14 +84,17 @@ def correlate(lanes: Mapping[str, Sequence[LanePanel]], measure: Measure) -> Cor
     accuracies = _means(lanes.values(), MEASURES["accuracy"])
     of_methods = spearman(values, accuracies)
     without_one = []
-    for i in range(len(values)):
-        rest_of_values = values[:i] + values[i + 1 :]
-        rest_of_accuracies = accuracies[:i] + accuracies[i + 1 :]
-        without_one.append(spearman(rest_of_values, rest_of_accuracies))
+    for left_out in range(len(values)):
+        other_values = list(values)
+        other_accuracies = list(accuracies)
+        del other_values[left_out]
+        del other_accuracies[left_out]
+        without_one.append(spearman(other_values, other_accuracies))
+    within_seeds = _within_seeds(lanes, measure)
     return Correlation(
         of_methods=of_methods,
         p=shuffled_p(values, accuracies),
-        within_seeds=Estimate.of(_within_seeds(lanes, measure) or [of_methods]),
+        within_seeds=Estimate.of(within_seeds or [of_methods]),
         methods=len(lanes),
         leaving_one_out=(min(without_one), max(without_one)),
     )
@@ -92,20 +102,26 @@ def correlate(lanes: Mapping[str, Sequence[LanePanel]], measure: Measure) -> Cor
 
 def correlations_of(lanes: Mapping[str, Sequence[LanePanel]]) -> dict[str, Correlation]:
     """Correlate each of `PREDICTORS` with mean accuracy over methods."""
-    return {label: correlate(lanes, MEASURES[label]) for label in PREDICTORS}
+    correlations = {}
+    for label in PREDICTORS:
+        correlations[label] = correlate(lanes, MEASURES[label])
+    return correlations
 
 
 def _within_seeds(lanes: Mapping[str, Sequence[LanePanel]], measure: Measure) -> list[float]:
     """Return the correlation over methods within each seed that all methods have."""
     by_seed = []  # of each method: seed -> lane
+    seeds_of_methods = []
     for of_method in lanes.values():
         by_seed.append({lane.seed: lane for lane in of_method})
-    common_seeds = set.intersection(*map(set, by_seed))
+        seeds_of_methods.append({lane.seed for lane in of_method})
+    common_seeds = set.intersection(*seeds_of_methods)
     correlations = []
     for seed in sorted(common_seeds):
-        same_seed = [seeds[seed] for seeds in by_seed]
+        same_seed = [lane_of_seed[seed] for lane_of_seed in by_seed]
+        values = _values(same_seed, measure)
         accuracies = _values(same_seed, MEASURES["accuracy"])
-        correlations.append(spearman(_values(same_seed, measure), accuracies))
+        correlations.append(spearman(values, accuracies))
     return correlations
 
 
@@ -114,10 +130,13 @@ def grouped(panels: Sequence[Panel], names: Sequence[str]) -> dict[str, list[Lan
     by_method: dict[str, list[LanePanel]] = {}
     by_folder: dict[str, list[LanePanel]] = {}
     for panel, name in zip(panels, names, strict=True):
-        by_method.setdefault(panel.method, []).extend(panel.lanes)
-        by_folder.setdefault(name, []).extend(panel.lanes)
+        lanes_of_method = by_method.setdefault(panel.method, [])
+        lanes_of_method.extend(panel.lanes)
+        lanes_of_folder = by_folder.setdefault(name, [])
+        lanes_of_folder.extend(panel.lanes)
     for lanes in by_method.values():
-        if len({lane.seed for lane in lanes}) < len(lanes):
+        seeds = {lane.seed for lane in lanes}
+        if len(seeds) < len(lanes):
             return by_folder
     return by_method
 
@@ -127,18 +146,27 @@ def comparison_text(panels: Sequence[Panel], names: Sequence[str]) -> str:
     groups = grouped(panels, names)
     accuracies = {}
     for name, lanes in groups.items():
-        accuracies[name] = Estimate.of(_values(lanes, MEASURES["accuracy"]))
+        values = _values(lanes, MEASURES["accuracy"])
+        accuracies[name] = Estimate.of(values)
+    best_first = sorted(groups, key=lambda name: -accuracies[name].mean)
     body = []
-    for name in sorted(groups, key=lambda name: -accuracies[name].mean):
-        deviation = Estimate.of(_values(groups[name], MEASURES["deviation ÷ random choice"]))
-        row = [name, accuracies[name].text(), deviation.text(1, 2)]
+    for name in best_first:
+        lanes = groups[name]
+        deviations = _values(lanes, MEASURES["deviation ÷ random choice"])
+        row = [
+            name,
+            accuracies[name].text(),
+            Estimate.of(deviations).text(scale=1, digits=2),
+        ]
         for label in COLUMNS:
-            row.append(f"{mean(_values(groups[name], MEASURES[label])):.3g}")
+            average = mean(_values(lanes, MEASURES[label]))
+            row.append(f"{average:.3g}")
         body.append(row)
     head = ["method", "accuracy %, mean over rounds", "deviation ÷ random", *COLUMNS]
     tables = [table(head, body)]
     if len(groups) >= LEAST_METHODS:
-        tables.append(correlation_text(correlations_of(groups)))
+        correlations = correlations_of(groups)
+        tables.append(correlation_text(correlations))
     return "\n\n".join(tables)
 
 
@@ -153,17 +181,23 @@ def _means(methods: Iterable[Sequence[LanePanel]], measure: Measure) -> list[flo
 
 def correlation_text(correlations: Mapping[str, Correlation]) -> str:
     """Return the table of rank correlations with mean accuracy."""
-    head = ["rank correlation of accuracy with", "over method means", "p"]
-    head += ["without any one method", "within seeds, 95 %"]
+    head = [
+        "rank correlation of accuracy with",
+        "over method means",
+        "p",
+        "without any one method",
+        "within seeds, 95 %",
+    ]
     body = []
     for name, correlation in correlations.items():
         low, high = correlation.leaving_one_out
+        p = "< 0.001" if correlation.p < 0.001 else f"{correlation.p:.3f}"
         cells = [
             name,
             f"{correlation.of_methods:+.2f}",
-            f"{correlation.p:.3f}" if correlation.p >= 0.001 else "< 0.001",
+            p,
             f"{low:+.2f} to {high:+.2f}",
-            correlation.within_seeds.text(1, 2),
+            correlation.within_seeds.text(scale=1, digits=2),
         ]
         body.append(cells)
     return table(head, body)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from statistics import mean
 
-from fedglimpse.theory.estimate import column
+from fedglimpse.theory.estimate import Measurement, column
 from fedglimpse.theory.panel import LanePanel, Panel
 
 QUANTITIES = {  # field of a Measurement -> its row
@@ -44,21 +43,27 @@ FIGURES: Mapping[str, Callable[[LanePanel], float | None]] = {  # rows below the
 def panel_text(panel: Panel) -> str:
     """Return a run's panel; with several seeds their means."""
     first = panel.lanes[0]
-    title = (
+    paragraphs = [
         f"{panel.method} on {panel.data}, {len(panel.lanes)} seed(s), "
-        f"{len(first.points)} models measured of {first.constants.rounds:.0f} rounds"
-    )
-    notes = [f"note: {note}" for note in panel.notes]
-    return "\n\n".join([title, _measured_table(panel.lanes), _bound_table(panel.lanes), *notes])
+        f"{len(first.points)} models measured of {first.constants.rounds:.0f} rounds",
+        _measured_table(panel.lanes),
+        _bound_table(panel.lanes),
+    ]
+    for note in panel.notes:
+        paragraphs.append(f"note: {note}")
+    return "\n\n".join(paragraphs)
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table with aligned columns."""
-    columns = zip(head, *body, strict=True)
-    widths = [max(map(len, column)) for column in columns]
+    widths = []
+    for cells_of_column in zip(head, *body, strict=True):
+        widths.append(max(map(len, cells_of_column)))
     lines = []
     for row in [head, *body]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = []
+        for cell, width in zip(row, widths, strict=True):
+            cells.append(cell.ljust(width))
         lines.append("| " + " | ".join(cells) + " |")
     rule = "|".join("-" * (width + 2) for width in widths)
     lines.insert(1, f"|{rule}|")
@@ -69,8 +74,12 @@ def _measured_table(lanes: Sequence[LanePanel]) -> str:
     """Return the measured quantities: first, middle and last stored model, and their mean."""
     count = min(len(lane.points) for lane in lanes)
     columns = sorted({0, count // 2, count - 1})
-    rounds = [f"round {lanes[0].points[i].round}" for i in columns]
-    all_points = list(chain.from_iterable(lane.points for lane in lanes))
+    rounds = []
+    for i in columns:
+        rounds.append(f"round {lanes[0].points[i].round}")
+    all_points: list[Measurement] = []
+    for lane in lanes:
+        all_points += lane.points
     body = []
     for name, label in QUANTITIES.items():
         overall = _mean(column(all_points, name))
@@ -79,20 +88,31 @@ def _measured_table(lanes: Sequence[LanePanel]) -> str:
         row = [label]
         for i in columns:
             points = [lane.points[i] for lane in lanes]
-            row.append(_number(_mean(column(points, name))))
-        body.append([*row, _number(overall)])
+            average = _mean(column(points, name))
+            row.append(_number(average))
+        row.append(_number(overall))
+        body.append(row)
     return table(["measured", *rounds, "mean"], body)
 
 
 def _bound_table(lanes: Sequence[LanePanel]) -> str:
     """Return both bounds term by term, with the left-hand side below."""
     with_q = all(lane.q is not None for lane in lanes)
-    head = ["term of the bound", "as printed" if with_q else "printed, before Lemma 4", "repaired"]
+    head = [
+        "term of the bound",
+        "as printed" if with_q else "printed, before Lemma 4",
+        "repaired",
+    ]
     body = []
     for name, label in TERMS.items():
-        as_printed = [getattr(lane.printed, name) for lane in lanes]
-        as_repaired = [getattr(lane.repaired, name) for lane in lanes]
-        body.append([label, _number(_mean(as_printed)), _number(_mean(as_repaired))])
+        printed = [getattr(lane.printed, name) for lane in lanes]
+        repaired = [getattr(lane.repaired, name) for lane in lanes]
+        row = [
+            label,
+            _number(_mean(printed)),
+            _number(_mean(repaired)),
+        ]
+        body.append(row)
     for label, figure in FIGURES.items():
         average = _mean([figure(lane) for lane in lanes])
         if average is not None:
