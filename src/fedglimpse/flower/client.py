@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fedglimpse.errors import UserError
 from fedglimpse.federation.state import Layout
 from fedglimpse.flower import messages as wire
+from fedglimpse.flower.clients import UNKNOWN_SIZE
 from fedglimpse.flower.device import (
     OBJECTIVES,
     WITH_DATA,
@@ -46,6 +47,7 @@ _PENDING = "fedglimpse.pending"
 _ABOUT = "fedglimpse.about"
 
 _METRICS_SENT = ("num-examples", "train_loss")  # of the metrics of `train`; no others leave
+_LOSSES = frozenset({"train_loss", "rms_loss"})  # reports that `train` returns as metrics
 
 Handler = Callable[[Message, Context], RecordDict]
 
@@ -140,11 +142,15 @@ class _Client:
 
     def hello(self, message: Message, context: Context) -> RecordDict:
         """Say who this is, how much data it has and what it can do."""
-        settings = {**context.node_config, **message.content.config_records["config"]}
+        config = message.content.config_records["config"]
+        settings = {**context.node_config, **config}
         _version_fits(settings)  # if not, the server leaves this client out, by this very answer
         name = settings.get("client-id", settings.get("partition-id", ""))
         info = {"client-id": str(name), "serves": wire.joined(self.serves)}
-        size = -1 if self.data is None else len(self.data(settings)[1])
+        size = UNKNOWN_SIZE
+        if self.data is not None:
+            _, y = self.data(settings)
+            size = len(y)
         return wire.reply(wire.OK, info, {"num-examples": size})
 
     def probe(self, message: Message, context: Context) -> RecordDict:
@@ -154,8 +160,9 @@ class _Client:
         device = Device(model, settings, self.data)
         names = wire.names_in(settings, "needs")
         start = _tensor(arrays, "state")
-        reports = device.probes(names, start, _tensor_if_sent(arrays, "gradient"))
-        return wire.reply(wire.OK, metrics=_numbers(reports), arrays=_arrays(reports))
+        gradient = _tensor_if_sent(arrays, "gradient")
+        reports = device.probes(names, start, gradient)
+        return _reply_with(reports)
 
     def sketch(self, message: Message, context: Context) -> RecordDict:
         """Train, keep the result for `upload`, and report."""
@@ -169,19 +176,18 @@ class _Client:
                 pending[name] = wire.packed(value)
             else:
                 sent[name] = value
+        about = {"round": settings["round"], "seed": settings["seed"]}
         context.state[_PENDING] = ArrayRecord(pending)
-        context.state[_ABOUT] = ConfigRecord({"round": settings["round"], "seed": settings["seed"]})
-        metrics = _numbers(sent) | _metrics_sent(training)
-        return wire.reply(wire.OK, metrics=metrics, arrays=_arrays(sent))
+        context.state[_ABOUT] = ConfigRecord(about)
+        return _reply_with(sent, metrics=_metrics_sent(training))
 
     def upload(self, message: Message, context: Context) -> RecordDict:
         """Send the update of this round, if the client still holds it."""
         config = message.content.config_records["config"]
         about: Any = context.state.config_records.get(_ABOUT, {})
-        of_this_round = (
-            about.get("round") == config["round"] and about.get("seed") == config["seed"]
-        )
-        if _PENDING not in context.state or not of_this_round:
+        same_round = about.get("round") == config["round"]
+        same_seed = about.get("seed") == config["seed"]
+        if _PENDING not in context.state or not (same_round and same_seed):
             raise _CannotServe(wire.STALE)
         pending = context.state.array_records[_PENDING]
         del context.state[_PENDING]
@@ -190,19 +196,25 @@ class _Client:
     def update(self, message: Message, context: Context) -> RecordDict:
         """Train and send the result at once."""
         _, training, reports = self._trained(message, context)
-        metrics = _numbers(reports) | _metrics_sent(training)
-        arrays = {"state": wire.packed(training.state), **_arrays(reports)}
-        return wire.reply(wire.OK, metrics=metrics, arrays=arrays)
+        return _reply_with(
+            reports,
+            metrics=_metrics_sent(training),
+            arrays={"state": wire.packed(training.state)},
+        )
 
-    def _opened(self, message: Message, context: Context) -> tuple[dict[str, Any], nn.Module]:
+    def _opened(
+        self,
+        message: Message,
+        context: Context,
+    ) -> tuple[dict[str, Any], nn.Module]:
         """Return the settings of a request and a new model; refuse what cannot be done."""
         config = message.content.config_records["config"]
         settings: dict[str, Any] = {**context.node_config, **config}
         if not _version_fits(config):
             raise _CannotServe(wire.VERSION_DIFFERS)
-        reports = wire.names_in(settings, "needs") | wire.names_in(settings, "after")
         objective = LocalObjective(**wire.section(settings, "objective"))
-        missing = (reports | objective_parts(objective)) - self.serves
+        needed = _all_reports(settings) | objective_parts(objective)
+        missing = needed - self.serves
         if missing:
             raise _CannotServe(wire.UNABLE, wire.joined(missing))
         model = self.model()
@@ -211,24 +223,57 @@ class _Client:
         return settings, model
 
     def _trained(
-        self, message: Message, context: Context
+        self,
+        message: Message,
+        context: Context,
     ) -> tuple[Settings, DeviceTraining, dict[str, Tensor]]:
         """Train from the received model; returns all reports of the request."""
         settings, model = self._opened(message, context)
         arrays = message.content.array_records["arrays"]
         start = _tensor(arrays, "state")
-        names = wire.names_in(settings, "needs") | wire.names_in(settings, "after")
+        names = _all_reports(settings)
         device = Device(self.model(), settings, self.data)
-        probes = device.probes(names, start, _tensor_if_sent(arrays, "gradient"))
+        gradient = _tensor_if_sent(arrays, "gradient")
+        probes = device.probes(names, start, gradient)
         layout = Layout.of(model)
         layout.write(start, model)
         metrics = self.train(model, settings)
-        missing = ({"train_loss", "rms_loss"} & names) - metrics.keys()
+        missing = (names & _LOSSES) - metrics.keys()
         if missing:
-            raise _CannotServe(wire.UNABLE, wire.joined(frozenset(missing)))
-        training = DeviceTraining(start, layout.read(model).cpu(), metrics)
+            raise _CannotServe(wire.UNABLE, wire.joined(missing))
+        training = DeviceTraining(
+            start=start,
+            state=layout.read(model).cpu(),
+            metrics=metrics,
+        )
         proxy = _tensor_if_sent(arrays, "proxy")
-        return settings, training, probes | device.trained(names, training, proxy)
+        reports = probes | device.trained(names, training, proxy)
+        return settings, training, reports
+
+
+def _all_reports(settings: Settings) -> frozenset[str]:
+    """Return the reports that a request asks for, at once or with the update."""
+    return wire.names_in(settings, "needs") | wire.names_in(settings, "after")
+
+
+def _reply_with(
+    reports: Mapping[str, Tensor],
+    metrics: Mapping[str, float] | None = None,
+    arrays: Mapping[str, Array] | None = None,
+) -> RecordDict:
+    """Return a reply with reports, besides other metrics and arrays."""
+    numbers: dict[str, float] = {}
+    tensors: dict[str, Array] = {}
+    for name, value in reports.items():
+        if value.dim() == 0:
+            numbers[name] = float(value)
+        else:
+            tensors[name] = wire.packed(value)
+    return wire.reply(
+        wire.OK,
+        metrics={**numbers, **(metrics or {})},
+        arrays={**(arrays or {}), **tensors},
+    )
 
 
 def _version_fits(config: Mapping[str, Any]) -> bool:
@@ -248,17 +293,10 @@ def _tensor_if_sent(arrays: ArrayRecord, name: str) -> Tensor | None:
     return _tensor(arrays, name) if name in arrays else None
 
 
-def _numbers(reports: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the reports that are one number."""
-    return {name: float(value) for name, value in reports.items() if value.dim() == 0}
-
-
-def _arrays(reports: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Return the reports that are more than one number."""
-    return {name: wire.packed(value) for name, value in reports.items() if value.dim() > 0}
-
-
 def _metrics_sent(training: DeviceTraining) -> dict[str, float]:
     """Return what may leave the client of the metrics of its training."""
-    metrics = training.metrics
-    return {name: float(metrics[name]) for name in _METRICS_SENT if name in metrics}
+    sent: dict[str, float] = {}
+    for name in _METRICS_SENT:
+        if name in training.metrics:
+            sent[name] = float(training.metrics[name])
+    return sent

@@ -87,10 +87,14 @@ class KnownClients:
     def typical_sizes(self) -> list[int]:
         """Return the size of each of the N clients; of an unknown one, the mean of the others."""
         positive = [size for size in self.sizes if size > 0]
-        mean = round(sum(positive) / len(positive)) if positive else 1
-        unmet = self.capacity - len(self.sizes)
-        sizes = [mean if size == UNKNOWN_SIZE else size for size in self.sizes]
-        return sizes + [mean] * unmet
+        mean = 1
+        if positive:
+            mean = round(sum(positive) / len(positive))
+        sizes = []
+        for size in self.sizes:
+            sizes.append(mean if size == UNKNOWN_SIZE else size)
+        num_unmet = self.capacity - len(self.sizes)
+        return sizes + [mean] * num_unmet
 
     def state_dict(self) -> dict[str, Any]:
         """Identities and sizes; connections do not outlive the server."""

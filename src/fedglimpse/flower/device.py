@@ -56,7 +56,11 @@ def objective_parts(objective: LocalObjective) -> frozenset[str]:
 
 @lru_cache(maxsize=1)  # a process may serve many messages
 def _sketch(layout: Layout, settings: SketchConfig) -> ParameterSketch:
-    return ParameterSketch(layout, **asdict(settings), largest_cached=LARGEST_CACHED)
+    return ParameterSketch(
+        layout,
+        **asdict(settings),
+        largest_cached=LARGEST_CACHED,
+    )
 
 
 def local_training(data: Data) -> Train:
@@ -68,14 +72,17 @@ def local_training(data: Data) -> Train:
 
     def train(model: nn.Module, settings: Settings) -> dict[str, float]:
         x, y = data(settings)
-        recipe = recipe_of(LocalConfig(**section(settings, "local")), images=x.dim() == 4)
+        size = len(y)
+        local = LocalConfig(**section(settings, "local"))
+        recipe = recipe_of(local, images=x.dim() == 4)
         layout = Layout.of(model)
         start = layout.read(model)
-        trainer = SerialTrainer(model, Examples(x, y, recipe.augment), recipe)
-        trained = trainer.train(start[None], _job(settings, len(y)))
+        examples = Examples(x, y, recipe.augment)
+        trainer = SerialTrainer(model, examples, recipe)
+        trained = trainer.train(start[None], _job(settings, size))
         layout.write(trained.states[0], model)
         return {
-            "num-examples": len(y),
+            "num-examples": size,
             "train_loss": float(trained.loss[0]),
             "rms_loss": float(trained.squared_loss[0].sqrt()),
         }
@@ -86,7 +93,13 @@ def local_training(data: Data) -> Train:
 def _job(settings: Settings, size: int) -> TrainingJobs:
     """Return the one training of this client, with the simulator's randomness."""
     objective = LocalObjective(**section(settings, "objective"))
-    key = rng.key(settings["seed"], "train", settings["round"], settings["client"])
+    key = rng.key(
+        settings["seed"],
+        "train",
+        settings["round"],
+        settings["client"],
+    )
+    visit = settings["visit"] if objective.block_cycle else -1
     return TrainingJobs(
         start=torch.zeros(1, dtype=torch.long),
         keys=torch.tensor([key]),
@@ -96,7 +109,7 @@ def _job(settings: Settings, size: int) -> TrainingJobs:
         squared=torch.tensor([objective.proximal_squared]),
         distill=torch.tensor([float(objective.distill)]),
         temperature=torch.tensor([float(objective.temperature)]),
-        visit=torch.tensor([settings["visit"] if objective.block_cycle else -1]),
+        visit=torch.tensor([visit]),
     )
 
 
@@ -118,11 +131,15 @@ class Device:
         self.settings = settings
         self.data = data
         self.evaluator = Evaluator(model, settings["classes"])
-        sketch = _sketch(self.layout, SketchConfig(**section(settings, "sketch")))
+        sketch_config = SketchConfig(**section(settings, "sketch"))
+        sketch = _sketch(self.layout, sketch_config)
         self.reporter = Reporter(sketch, self.layout.num_params, self.evaluator)
 
     def probes(
-        self, names: frozenset[str], state: Tensor, gradient: Tensor | None
+        self,
+        names: frozenset[str],
+        state: Tensor,
+        gradient: Tensor | None,
     ) -> dict[str, Tensor]:
         """Return reports at the received model: name -> scalar.
 
@@ -135,20 +152,36 @@ class Device:
         if not names:
             return {}
         population = self._population(None)
-        this_client = torch.tensor([0])
-        rows = self.reporter.probes(names - GRADIENTS, state, population, this_client)
-        reports = {name: values[0] for name, values in rows.items()}
+        rows = self.reporter.probes(
+            names - GRADIENTS,
+            state,
+            population,
+            ids=torch.tensor([0]),
+        )
+        reports = _only_row(rows)
         if names & GRADIENTS:
             assert gradient is not None
             dataset = population.dataset
-            local = self.evaluator.mean_gradient(state, dataset.x_train, dataset.y_train)
+            local_gradient = self.evaluator.mean_gradient(
+                state,
+                dataset.x_train,
+                dataset.y_train,
+            )
             for name in names & GRADIENTS:
-                per_tensor = name == "gradient_distance"
-                reports[name] = gradient_distance(self.layout, local, gradient, per_tensor).float()
+                distance = gradient_distance(
+                    self.layout,
+                    local_gradient,
+                    gradient,
+                    per_tensor=name == "gradient_distance",
+                )
+                reports[name] = distance.float()
         return reports
 
     def trained(
-        self, names: frozenset[str], training: DeviceTraining, proxy: Tensor | None
+        self,
+        names: frozenset[str],
+        training: DeviceTraining,
+        proxy: Tensor | None,
     ) -> dict[str, Tensor]:
         """Return reports about a training: name -> scalar or `[D]`.
 
@@ -169,7 +202,7 @@ class Device:
         )
         population = self._population(proxy) if names & WITH_DATA else _no_data()
         rows = self.reporter.trained(names, this_client, population)
-        return {name: values[0] for name, values in rows.items()}
+        return _only_row(rows)
 
     def _population(self, proxy: Tensor | None) -> Population:
         """Return this client as a population of one, with the server's proxy inputs if any."""
@@ -182,7 +215,15 @@ class Device:
             local_x = as_input(x)  # the server may store its images as bytes, this client as floats
             x = torch.cat([local_x, as_input(proxy).to(local_x.dtype)])
             y = torch.cat([y, y.new_zeros(num_proxy)])
-        dataset = Dataset("local", "local", x, y, x[:0], y[:0], self.settings["classes"])
+        dataset = Dataset(
+            name="local",
+            label="local",
+            x_train=x,
+            y_train=y,
+            x_test=x[:0],
+            y_test=y[:0],
+            num_classes=self.settings["classes"],
+        )
         proxy_rows = len(local_rows) + torch.arange(num_proxy)
         return Population(dataset, (local_rows,), proxy_rows)
 
@@ -191,7 +232,21 @@ def _of_phase(names: frozenset[str], phase: str) -> frozenset[str]:
     return frozenset(name for name in names if CATALOGUE[name].phase == phase)
 
 
+def _only_row(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the reports of this client, the only one they are about."""
+    return {name: values[0] for name, values in rows.items()}
+
+
 def _no_data() -> Population:
-    empty = torch.zeros(0)
-    dataset = Dataset("none", "none", empty, empty.long(), empty, empty.long(), 1)
-    return Population(dataset, (), empty.long())
+    no_examples = torch.zeros(0)
+    no_labels = no_examples.long()
+    dataset = Dataset(
+        name="none",
+        label="none",
+        x_train=no_examples,
+        y_train=no_labels,
+        x_test=no_examples,
+        y_test=no_labels,
+        num_classes=1,
+    )
+    return Population(dataset, rows=(), proxy=no_labels)

@@ -53,7 +53,9 @@ class Handshake:
 
     def online(self, round_num: int) -> list[int]:
         """Return the dense ids that can be reached, also without data; newcomers are greeted."""
-        nodes = {int(info.node_id): info for info in self.exchange.grid.get_nodes()}
+        nodes: dict[int, Any] = {}
+        for info in self.exchange.grid.get_nodes():
+            nodes[int(info.node_id)] = info
         self._note_connections(nodes)
         busy = self.exchange.busy()
         new = self._to_greet(nodes, busy, round_num)
@@ -77,11 +79,17 @@ class Handshake:
         self.exchange.forgive(restarted)
         self._listed = set(nodes)
 
-    def _to_greet(self, nodes: Mapping[int, Any], busy: set[int], round_num: int) -> dict[int, Any]:
+    def _to_greet(
+        self,
+        nodes: Mapping[int, Any],
+        busy: set[int],
+        round_num: int,
+    ) -> dict[int, Any]:
         """Return the nodes that have not said hello on this connection, or had no data."""
         without_data = set()
         for client, node in self.clients.nodes.items():
-            if self.clients.sizes[client] == 0 and self._last_asked.get(node) != round_num:
+            asked_already = self._last_asked.get(node) == round_num
+            if self.clients.sizes[client] == 0 and not asked_already:
                 without_data.add(node)
         new = {}
         for node, info in nodes.items():
@@ -94,7 +102,12 @@ class Handshake:
         """Say hello and take in those that answer."""
         hello = wire.request({**self.settings, "round": round_num}, {})
         requests = dict.fromkeys(nodes, hello)
-        answers = self.exchange.ask(wire.HELLO, requests, self.hello_timeout, str(round_num))
+        answers = self.exchange.ask(
+            wire.HELLO,
+            requests,
+            self.hello_timeout,
+            str(round_num),
+        )
         arrivals = []
         for node, answer in answers.items():
             self._last_asked[node] = round_num
@@ -103,7 +116,8 @@ class Handshake:
                 self._note(node, sentence, logging.WARNING)
                 continue
             self._greeted_since[node] = self._online_since[node]
-            arrival = self._arrival(node, str(nodes[node].name), answer.content)
+            registered = str(nodes[node].name)
+            arrival = self._arrival(node, registered, answer.content)
             if arrival is not None:
                 arrivals.append(arrival)
         self._admit(arrivals)
@@ -120,7 +134,11 @@ class Handshake:
             return None
         self._serves[node] = wire.names_in(info, "serves")
         self.refusals.pop(node, None)
-        return Arrival(node, name, size_in(content, UNKNOWN_SIZE))
+        return Arrival(
+            node_id=node,
+            name=name,
+            size=size_in(content, UNKNOWN_SIZE),
+        )
 
     def _admit(self, arrivals: list[Arrival]) -> None:
         """Take in nodes; of several with one name, only the newest gets work."""
@@ -134,7 +152,10 @@ class Handshake:
             if older != arrival.node_id and older in self._listed:
                 self._refuse_twin(older, arrival)
             node_of[arrival.name] = arrival.node_id
-        newest = [a for a in arrivals if node_of[a.name] == a.node_id]
+        newest = []
+        for arrival in arrivals:
+            if node_of[arrival.name] == arrival.node_id:
+                newest.append(arrival)
         for left_out in self.clients.admit(newest):
             self._refuse(
                 left_out.node_id,
@@ -173,7 +194,10 @@ class Handshake:
 
 
 def wait_until(
-    ready: Callable[[], bool], exchange: Exchange, timeout: float, pause: float = 0.5
+    ready: Callable[[], bool],
+    exchange: Exchange,
+    timeout: float,
+    pause: float = 0.5,
 ) -> bool:
     """Poll `ready` until it is true; False where that takes longer than `timeout` seconds."""
     end = exchange.clock() + timeout
@@ -186,4 +210,5 @@ def wait_until(
 
 def _online_since(info: Any) -> str:
     """Return when a node last came online, where the SuperLink says so."""
-    return str(getattr(info, "last_activated_at", "") or "")
+    since = getattr(info, "last_activated_at", None)
+    return str(since or "")

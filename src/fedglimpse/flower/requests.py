@@ -67,7 +67,11 @@ class ClientRequests:
         return self._first_reports
 
     def ask_updates(
-        self, ids: list[int], needs: frozenset[str], start: Tensor | None = None, first: int = 0
+        self,
+        ids: list[int],
+        needs: frozenset[str],
+        start: Tensor | None = None,
+        first: int = 0,
     ) -> dict[int, CheckedUpdate]:
         """Let clients train and upload at once.
 
@@ -84,8 +88,14 @@ class ClientRequests:
             self._starts |= self._starts_of(ids)
         else:
             self._starts |= dict.fromkeys(ids, start)
-        requests = self._requests(ids, needs, frozenset(), first)
-        return self._checked_updates(self._send(wire.UPDATE, requests), needs)
+        requests = self._requests(
+            ids,
+            needs,
+            with_update=frozenset(),
+            first=first,
+        )
+        contents = self._send(wire.UPDATE, requests)
+        return self._checked_updates(contents, needs)
 
     def fetch_updates(self, ids: list[int]) -> dict[int, CheckedUpdate]:
         """Ask clients that have trained in this round for their updates."""
@@ -94,9 +104,10 @@ class ClientRequests:
             "seed": self.deployment.seed,
         }
         requests = {client: wire.request(config, {}) for client in ids}
-        plan = self.deployment.plan
         contents = self._send(wire.UPLOAD, requests)
-        return self._checked_updates(contents, plan.with_update - plan.before_choice)
+        plan = self.deployment.plan
+        still_needed = plan.with_update - plan.before_choice
+        return self._checked_updates(contents, still_needed)
 
     def _starts_of(self, ids: list[int]) -> dict[int, Tensor]:
         """Return the states that the aggregator lets these clients train from."""
@@ -109,15 +120,22 @@ class ClientRequests:
         return dict(zip(ids, rows, strict=True))
 
     def _requests(
-        self, ids: list[int], needs: frozenset[str], with_update: frozenset[str], first: int = 0
+        self,
+        ids: list[int],
+        needs: frozenset[str],
+        with_update: frozenset[str],
+        first: int = 0,
     ) -> dict[int, RecordDict]:
         """Return what each client is sent; `first` is the position of the first in the round."""
         deployment = self.deployment
+        run_settings = wire.run_settings(
+            deployment.config,
+            deployment.method.objective,
+            deployment.problem.num_classes,
+        )
         common: dict[str, wire.Plain] = {
             **deployment.user_settings,
-            **wire.run_settings(
-                deployment.config, deployment.method.objective, deployment.problem.num_classes
-            ),
+            **run_settings,
             "round": self.log.round_num,
             "model": wire.fingerprint(deployment.layout),
             "needs": wire.joined(needs),
@@ -128,10 +146,15 @@ class ClientRequests:
         requests = {}
         for position, client in enumerate(ids, first):
             start = self._starts[client]
-            if start.data_ptr() not in packed:
-                packed[start.data_ptr()] = wire.packed(start)
-            config = {**common, "client": client, "visit": deployment.visits + position}
-            arrays = {"state": packed[start.data_ptr()], **extra_arrays}
+            address = start.data_ptr()
+            if address not in packed:
+                packed[address] = wire.packed(start)
+            config = {
+                **common,
+                "client": client,
+                "visit": deployment.visits + position,
+            }
+            arrays = {"state": packed[address], **extra_arrays}
             requests[client] = wire.request(config, arrays)
         return requests
 
@@ -152,14 +175,23 @@ class ClientRequests:
         deployment = self.deployment
         terms = deployment.terms
         timeout = terms.upload_timeout if kind == wire.UPLOAD else terms.train_timeout
-        nodes = {client: deployment.clients.nodes[client] for client in requests}
-        by_node = {nodes[client]: content for client, content in requests.items()}
-        answers = deployment.exchange.ask(kind, by_node, timeout, str(self.log.round_num))
+        node_of: dict[int, int] = {}
+        by_node: dict[int, RecordDict] = {}
+        for client, content in requests.items():
+            node = deployment.clients.nodes[client]
+            node_of[client] = node
+            by_node[node] = content
+        answers = deployment.exchange.ask(
+            kind,
+            by_node,
+            timeout,
+            str(self.log.round_num),
+        )
         contents = {}
-        for client, node in nodes.items():
+        for client, node in node_of.items():
             answer = answers[node]
-            received = self.log.received_bytes.get(client, 0)
-            self.log.received_bytes[client] = received + answer.bytes
+            received_before = self.log.received_bytes.get(client, 0)
+            self.log.received_bytes[client] = received_before + answer.bytes
             if answer.content is None:
                 self.log.fail(client, answer.reason)
             else:
@@ -167,8 +199,11 @@ class ClientRequests:
         return contents
 
     def _checked_updates(
-        self, contents: dict[int, RecordDict], needs: frozenset[str]
+        self,
+        contents: dict[int, RecordDict],
+        needs: frozenset[str],
     ) -> dict[int, CheckedUpdate]:
+        """Return the updates that can be used, and note why the others cannot."""
         updates = {}
         for client, content in contents.items():
             try:
@@ -178,17 +213,29 @@ class ClientRequests:
         return updates
 
     def _checked_update(
-        self, content: RecordDict, needs: frozenset[str], client: int
+        self,
+        content: RecordDict,
+        needs: frozenset[str],
+        client: int,
     ) -> CheckedUpdate:
         arrays: Any = content.array_records.get("arrays", {})
         if "state" not in arrays:
             raise Refused("no update")
-        state = tensor_of(arrays["state"], (self.deployment.layout.size,))
-        reports = self._first_reports.get(client, {}) | self._read_reports(content, needs, client)
-        return CheckedUpdate(self._starts[client], state, reports)
+        shape = (self.deployment.layout.size,)
+        state = tensor_of(arrays["state"], shape)
+        first_reports = self._first_reports.get(client, {})
+        reports = self._read_reports(content, needs, client)
+        return CheckedUpdate(
+            start=self._starts[client],
+            state=state,
+            reports=first_reports | reports,
+        )
 
     def _read_reports(
-        self, content: RecordDict, needs: frozenset[str], client: int
+        self,
+        content: RecordDict,
+        needs: frozenset[str],
+        client: int,
     ) -> dict[str, Tensor]:
         """Return the reports of a reply, and note its size and loss."""
         sizes = self.deployment.clients.sizes
@@ -196,10 +243,13 @@ class ClientRequests:
         if size == 0:
             sizes[client] = 0  # it is greeted again before it gets more work
             raise Refused("no examples")
-        reports = {name: report_of(content, name, self._shape(name)) for name in needs}
+        reports = {}
+        for name in needs:
+            reports[name] = report_of(content, name, self._shape(name))
         sizes[client] = size
         with suppress(Refused):  # a client need not send its loss
-            self.log.losses[client] = float(report_of(content, "train_loss", ()))
+            loss = report_of(content, "train_loss", shape=())
+            self.log.losses[client] = float(loss)
         return reports
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -219,7 +269,8 @@ def tensor_of(array: Array, shape: tuple[int, ...]) -> Tensor:
     Numpy's own header is read first: nothing is allocated for an unexpected shape.
     """
     floats = math.prod(shape)
-    if len(array.data) > 4 * floats + _HEADER:
+    expected_bytes = 4 * floats
+    if len(array.data) > expected_bytes + _HEADER:
         raise Refused(f"oversized: {len(array.data)} bytes for {floats} floats")
     try:
         file = io.BytesIO(array.data)
@@ -227,11 +278,17 @@ def tensor_of(array: Array, shape: tuple[int, ...]) -> Tensor:
         sent_shape, _, kind = np.lib.format.read_array_header_1_0(file)
     except Exception:
         raise Refused("unreadable array") from None
-    data_bytes = len(array.data) - file.tell()
-    if kind != np.float32 or sent_shape != shape or data_bytes != 4 * floats:
+    header_bytes = file.tell()
+    data_bytes = len(array.data) - header_bytes
+    if kind != np.float32 or sent_shape != shape or data_bytes != expected_bytes:
         raise Refused(f"wrong shape: {kind}{list(sent_shape)} instead of float32{list(shape)}")
-    values = np.frombuffer(array.data, np.float32, floats, file.tell()).reshape(shape)
-    tensor = torch.from_numpy(values.copy())
+    values = np.frombuffer(
+        array.data,
+        np.float32,
+        count=floats,
+        offset=header_bytes,
+    )
+    tensor = torch.from_numpy(values.reshape(shape).copy())
     if not tensor.isfinite().all():
         raise Refused("not finite")
     return tensor
@@ -258,4 +315,5 @@ def size_in(content: RecordDict, default: int) -> int:
     size = None if metrics is None else metrics.get("num-examples")
     if not isinstance(size, int | float) or not math.isfinite(size):
         return default
-    return int(size) if 0 <= size < _LARGEST_SIZE else default
+    is_plausible = 0 <= size < _LARGEST_SIZE
+    return int(size) if is_plausible else default

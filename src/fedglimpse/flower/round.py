@@ -22,7 +22,11 @@ from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.types import Choice, Outcome, Update, View
 
 
-def run_round(deployment: Deployment, handshake: Handshake, round_num: int) -> dict[str, Any]:
+def run_round(
+    deployment: Deployment,
+    handshake: Handshake,
+    round_num: int,
+) -> dict[str, Any]:
     """Run one round with the clients that are online; returns its line of rounds.jsonl."""
     start_time = time.perf_counter()
     config = deployment.config
@@ -39,20 +43,31 @@ def run_round(deployment: Deployment, handshake: Handshake, round_num: int) -> d
     if ready:
         metrics = DeviceRound(deployment, log).run()
     scores = None
-    is_last = round_num == config.rounds - 1
-    if is_last or (round_num + 1) % config.evaluate.every == 0:
+    rounds_done = round_num + 1
+    if rounds_done == config.rounds or rounds_done % config.evaluate.every == 0:
         problem = deployment.problem
-        scores = deployment.evaluator.score(deployment.state, *(problem.test or problem.proxy))
+        x, y = problem.test or problem.proxy
+        scores = deployment.evaluator.score(deployment.state, x, y)
     record = log.record(deployment, metrics, scores)
-    return replace(record, seconds=time.perf_counter() - start_time).to_json()
+    seconds = time.perf_counter() - start_time
+    return replace(record, seconds=seconds).to_json()
 
 
-def _visible_clients(deployment: Deployment, handshake: Handshake, round_num: int) -> list[int]:
+def _visible_clients(
+    deployment: Deployment,
+    handshake: Handshake,
+    round_num: int,
+) -> list[int]:
     """Return the clients that are online, have data, and are not hidden by `visibility.*`."""
-    shown = set(deployment.visibility.visible(deployment.seed, round_num).tolist())
+    pattern = deployment.visibility
+    shown = set(pattern.visible(deployment.seed, round_num).tolist())
     online = handshake.online(round_num)
     sizes = deployment.clients.typical_sizes()
-    return [client for client in online if client in shown and sizes[client] > 0]
+    visible = []
+    for client in online:
+        if client in shown and sizes[client] > 0:
+            visible.append(client)
+    return visible
 
 
 @dataclass(frozen=True)
@@ -92,7 +107,8 @@ class DeviceRound:
         return selector.feedback(outcome)
 
     def _enough(self, answered: int, asked: int) -> bool:
-        return answered >= max(1, math.ceil(self.deployment.terms.quorum * asked))
+        quorum = math.ceil(self.deployment.terms.quorum * asked)
+        return answered >= max(1, quorum)
 
     def _observe(self) -> tuple[View | None, dict[int, CheckedUpdate]]:
         """Ask every visible client, if the method needs reports before it chooses.
@@ -107,7 +123,8 @@ class DeviceRound:
         updates: dict[int, CheckedUpdate] = {}
         reports: Mapping[int, Mapping[str, Tensor]] = {client: {} for client in visible}
         if plan.uploads_all:
-            updates = self.requests.ask_updates(visible, plan.before_choice | plan.with_update)
+            needed_reports = plan.before_choice | plan.with_update
+            updates = self.requests.ask_updates(visible, needed_reports)
             reports = {client: update.reports for client, update in updates.items()}
         elif plan.asks_all:
             kind = wire.SKETCH if plan.trains_all else wire.PROBE
@@ -120,23 +137,32 @@ class DeviceRound:
         needs = deployment.method.selector.needs
         rows = {}  # report -> [V, ...]
         for name in sorted(plan.before_choice):
-            rows[name] = torch.stack([reports[client][name] for client in ids])
+            of_clients = [reports[client][name] for client in ids]
+            rows[name] = torch.stack(of_clients)
         if plan.uploads_all:
             usable = {client: updates[client] for client in ids}
             rows |= self._read_off(plan.read_off & needs, usable)
         visible_ids = torch.tensor(ids)
+        of_server = deployment.reporter.server(
+            needs,
+            deployment.state,
+            deployment.server_data,
+        )
         view = View(
             round_num=self.round_num,
             ids=visible_ids,
             sizes=deployment.sizes[visible_ids],
             reports=rows,
-            server=deployment.reporter.server(needs, deployment.state, deployment.server_data),
+            server=of_server,
             rng=rng.generator(deployment.seed, "select", self.round_num),
         )
         return view, updates
 
     def _collect(
-        self, view: View, choice: Choice, updates: Mapping[int, CheckedUpdate]
+        self,
+        view: View,
+        choice: Choice,
+        updates: Mapping[int, CheckedUpdate],
     ) -> list[UsedUpdate]:
         """Return the usable updates of the chosen clients, in the order of the choice."""
         plan = self.deployment.plan
@@ -160,8 +186,9 @@ class DeviceRound:
         tried: set[int] = set()
         to_fetch = dict(enumerate(chosen))  # position -> client
         while to_fetch:
-            updates = self.requests.fetch_updates(list(to_fetch.values()))
-            tried |= set(to_fetch.values())
+            clients = list(to_fetch.values())
+            updates = self.requests.fetch_updates(clients)
+            tried |= set(clients)
             empty = []
             for position, client in to_fetch.items():
                 if client in updates:
@@ -182,7 +209,12 @@ class DeviceRound:
         else:
             state = deployment.state
             for position, client in enumerate(ids):
-                answered = self.requests.ask_updates([client], needs, state, position)
+                answered = self.requests.ask_updates(
+                    [client],
+                    needs,
+                    start=state,
+                    first=position,
+                )
                 if client in answered:
                     updates[client] = answered[client]
                     state = answered[client].state
@@ -191,7 +223,10 @@ class DeviceRound:
 
     def _next_best(self, view: View, tried: set[int], count: int) -> list[int]:
         """Return the clients that the method would choose among those not tried yet."""
-        untried = [slot for slot, client in enumerate(view.ids.tolist()) if client not in tried]
+        untried: list[int] = []
+        for slot, client in enumerate(view.ids.tolist()):
+            if client not in tried:
+                untried.append(slot)
         if not untried or not count:
             return []
         slots = torch.tensor(untried)
@@ -203,7 +238,8 @@ class DeviceRound:
             rng=rng.generator(self.deployment.seed, "select", self.round_num),
         )
         choice = self.deployment.twin().select(smaller_view, count)
-        return [int(client) for client in smaller_view.ids[choice.slots]]
+        next_best: list[int] = smaller_view.ids[choice.slots].tolist()
+        return next_best
 
     def _aggregate(self, choice: Choice, used: Sequence[UsedUpdate]) -> Outcome:
         """Make the next global model, score it on the proxy set, and return the outcome."""
@@ -212,7 +248,8 @@ class DeviceRound:
         updates = {chosen.client: chosen.update for chosen in used}  # in the order of the choice
         ids = torch.tensor(list(updates), dtype=torch.long)  # [K]
         sizes = deployment.sizes[ids]
-        weights = choice.weights_at([chosen.position for chosen in used])
+        positions = [chosen.position for chosen in used]
+        weights = choice.weights_at(positions)
         if weights is None:
             weights = sizes.double() / sizes.sum()
         reports = self._reports_after(updates)
@@ -228,12 +265,17 @@ class DeviceRound:
                 num_params=deployment.layout.num_params,
                 reports=_named(reports, method.aggregator.needs),
             )
-            deployment.state = checked_step(method.aggregator, deployment.state.clone(), aggregated)
+            deployment.state = checked_step(
+                method.aggregator,
+                deployment.state.clone(),
+                aggregated,
+            )
             if method.aggregator.applied is not None:
                 weights = method.aggregator.applied.double()
         self.log.selected = ids.tolist()
         self.log.weights = weights.tolist()
-        scores = deployment.evaluator.score(deployment.state, *deployment.problem.proxy)
+        proxy_x, proxy_y = deployment.problem.proxy
+        scores = deployment.evaluator.score(deployment.state, proxy_x, proxy_y)
         reward, reward_per_class = deployment.reward.update(scores)
         return Outcome(
             round_num=self.round_num,
@@ -257,32 +299,42 @@ class DeviceRound:
             rows = [update.reports[name] for update in updates.values()]
             reports[name] = torch.stack(rows) if rows else torch.zeros(0)
         reports |= self._read_off(plan.read_off & needs_after, updates)
-        server_data = deployment.server_data
-        return reports | deployment.reporter.server(needs_after, deployment.state, server_data)
+        of_server = deployment.reporter.server(
+            needs_after,
+            deployment.state,
+            deployment.server_data,
+        )
+        return reports | of_server
 
     def _read_off(
-        self, names: frozenset[str], updates: Mapping[int, CheckedUpdate]
+        self,
+        names: frozenset[str],
+        updates: Mapping[int, CheckedUpdate],
     ) -> dict[str, Tensor]:
         """Compute reports from whole updates, on the server."""
         deployment = self.deployment
         starts = states = deployment.state.new_zeros(0, len(deployment.state))
         if updates:
             starts, states = _stacked(updates)  # [n, d]
+        unknown_loss = torch.zeros(len(updates))
         clients = TrainedClients(
             ids=torch.tensor(list(updates), dtype=torch.long),
             starts=starts,
             states=states,
-            loss=torch.zeros(len(updates)),
-            squared_loss=torch.zeros(len(updates)),
+            loss=unknown_loss,
+            squared_loss=unknown_loss,
         )
         return deployment.reporter.trained(names, clients, deployment.server_data)
 
 
 def _stacked(updates: Mapping[int, CheckedUpdate]) -> tuple[Tensor, Tensor]:
     """Return the models before and after training, one row for each update `[n, d]`."""
-    starts = torch.stack([update.start for update in updates.values()])
-    states = torch.stack([update.state for update in updates.values()])
-    return starts, states
+    starts = []
+    states = []
+    for update in updates.values():
+        starts.append(update.start)
+        states.append(update.state)
+    return torch.stack(starts), torch.stack(states)
 
 
 def _named(reports: Mapping[str, Tensor], names: frozenset[str]) -> dict[str, Tensor]:

@@ -36,7 +36,10 @@ class RoundLog:
             self.rejected.append(client)
 
     def record(
-        self, deployment: Deployment, feedback: Mapping[str, float], scores: Scores | None
+        self,
+        deployment: Deployment,
+        feedback: Mapping[str, float],
+        scores: Scores | None,
     ) -> RoundRecord:
         """Return the record of the round, but for its wall time.
 
@@ -46,16 +49,22 @@ class RoundLog:
             scores: of the global model on the test set, where this round is evaluated.
         """
         selector_name = type(deployment.method.selector).__name__
+        info_source = f"Choice.info of {selector_name}.select()"
         feedback_source = f"What {selector_name}.feedback() returned"
-        extra = dict(plain_metrics(self.info, f"Choice.info of {selector_name}.select()"))
+        extra = dict(plain_metrics(self.info, info_source))
         metrics = plain_metrics(feedback, feedback_source)
         selector_flops = reported_flops(metrics, feedback_source)
         for name, value in metrics.items():
             if name != "server_flops":  # counted in the cost
                 extra[name] = value
-        cost = deployment.costs.round(self._activity(deployment, selector_flops))
+        activity = self._activity(deployment, selector_flops)
+        cost = deployment.costs.round(activity)
         losses = self.losses.values()
+        all_bytes = sum(self.received_bytes.values())
         chosen_bytes = sum(self.received_bytes.get(client, 0) for client in self.selected)
+        failed = {}
+        for client, reason in sorted(self.failed.items()):
+            failed[str(client)] = reason
         return RoundRecord(
             lane=0,
             seed=deployment.seed,
@@ -75,9 +84,9 @@ class RoundLog:
             downlink_bytes=cost.downlink_bytes,
             client_flops=cost.client_flops,
             server_flops=cost.server_flops,
-            failed={str(client): reason for client, reason in sorted(self.failed.items())},
+            failed=failed,
             received_bytes_chosen=chosen_bytes,
-            received_bytes_others=sum(self.received_bytes.values()) - chosen_bytes,
+            received_bytes_others=all_bytes - chosen_bytes,
         )
 
     def _activity(self, deployment: Deployment, selector_flops: int) -> Activity:
@@ -88,15 +97,18 @@ class RoundLog:
         happened = self.chose or bool(self.trained)
         visible = self.visible if happened else []
         needs_after = selector.learns_from | aggregator.needs
+        visible_sizes = sizes[visible]
+        trained_sizes = sizes[self.trained]
+        chosen_sizes = sizes[self.selected]
         return Activity(
             needs=selector.needs if happened else frozenset(),
             needs_after=needs_after if self.chose else frozenset(),
             visible=len(visible),
-            visible_examples=int(sizes[visible].sum()),
+            visible_examples=int(visible_sizes.sum()),
             trained=len(self.trained),
-            trained_examples=int(sizes[self.trained].sum()),
+            trained_examples=int(trained_sizes.sum()),
             chosen=len(self.selected),
-            chosen_examples=int(sizes[self.selected].sum()),
+            chosen_examples=int(chosen_sizes.sum()),
             selector_flops=selector_flops,
             distils=deployment.method.objective.distill > 0,
         )
