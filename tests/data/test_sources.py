@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from fedglimpse.data import readers, sources
 from fedglimpse.errors import UserError
@@ -79,6 +80,24 @@ def test_digits_are_split_the_same_way_every_time():
     assert torch.equal(first.x_test, repeated.x_test)
     shares = first.y_test.bincount() / 360 - first.y_train.bincount() / 1437
     assert shares.abs().max() < 0.003
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    digits = sources.digits()
+    bunch = load_digits()
+    labels = torch.cat([digits.y_train, digits.y_test])
+    assert labels.bincount().tolist() == np.bincount(bunch.target).tolist()
+    pixels = torch.cat([digits.x_train, digits.x_test]).double().sum((1, 2, 3))
+    expected = np.round(bunch.data * (255 / 16)).sum(1)
+    assert pixels.sort().values.tolist() == sorted(expected.tolist())
+
+
+def test_digits_are_found_where_another_version_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = sources.digits()
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    assert torch.equal(sources.digits().x_train, expected.x_train)
 
 
 def test_synthetic_is_deterministic_and_its_sizes_can_be_chosen():

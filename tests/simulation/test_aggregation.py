@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedglimpse.errors import UserError
 from fedglimpse.federation import models as nets
@@ -83,6 +85,33 @@ def test_flops_of_the_har_model() -> None:
     counted = ModelFlops.of(nets.har_mlp(), torch.randn(2, 561), 6)
     assert counted.forward == forward
     assert counted.train == forward + backward
+
+
+ATTENTION = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16), nn.Flatten(), nn.Linear(40, 10))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nets.cifar_cnn(), (3, 32, 32)),
+        (nets.fashion_cnn("group"), (1, 28, 28)),
+        (nets.digits_mlp(), (1, 8, 8)),
+        (
+            nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16), nn.Flatten(), nn.Linear(40, 10)),
+            (5, 8),
+        ),
+    ],
+    ids=["cifar", "fashion", "digits", "transformer"],
+)
+def test_flops_are_those_of_pytorchs_counter(model: nn.Module, shape: tuple[int, ...]) -> None:
+    x = torch.randn(2, *shape)
+    with FlopCounterMode(display=False) as forward:
+        logits = model(x)
+    with FlopCounterMode(display=False) as backward:
+        F.cross_entropy(logits, torch.zeros(2, dtype=torch.long)).backward()
+    counted = ModelFlops.of(model, x, 10)
+    assert 2 * counted.forward == forward.get_total_flops()
+    assert 2 * (counted.train - counted.forward) == backward.get_total_flops()
 
 
 def test_counting_leaves_the_model_as_it_was() -> None:

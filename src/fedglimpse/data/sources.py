@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -166,14 +167,28 @@ def _has_members(folder: Path, members: tuple[str, ...]) -> bool:
 
 def digits() -> Dataset:
     """Return scikit-learn's 1,797 handwritten digits of 8x8 pixels, split 1,437 / 360."""
-    from sklearn.datasets import load_digits  # slow to import, needed only here
-
-    bunch = load_digits()
-    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)  # 0..16 -> 0..255
-    x = torch.from_numpy(images)[:, None]  # [1797, 1, 8, 8]
-    y = torch.from_numpy(bunch.target.astype(np.int64))
+    table = _digits_table()
+    images = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8)  # 0..16 -> 0..255
+    x = torch.from_numpy(images).view(-1, 1, 8, 8)  # [1797, 1, 8, 8]
+    y = torch.from_numpy(table[:, -1].astype(np.int64))
     test, train = stratified_sample(y, _DIGITS_TEST_ROWS, rng.generator(0, "digits"))
     return Dataset("digits", "Digits", x[train], y[train], x[test], y[test], num_classes=10)
+
+
+def _digits_table() -> np.ndarray:
+    """Return the rows of scikit-learn's digits: 64 pixels and the label.  # [1797, 65].
+
+    Its file is read here, because importing scikit-learn takes longer than ten rounds on digits.
+    """
+    package = find_spec("sklearn")
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits  # another version may keep it elsewhere
+
+    digits = load_digits()
+    return np.column_stack([digits.data, digits.target])
 
 
 def synthetic(

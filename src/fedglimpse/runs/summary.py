@@ -1,6 +1,7 @@
 """What a finished run amounts to: final accuracy over seeds with its interval, and its costs.
 
-Student's t is from `scipy.special`: importing `scipy.stats` takes every command half a second.
+Student's t is from `scipy.special`, which is imported when the first interval is computed: it is
+slow to import, and a run of one seed has no interval.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
-
-from scipy.special import stdtr, stdtrit
 
 LAST_ROUNDS = 50  # the paper's: accuracy is the mean over the last 50 rounds
 COSTS = ("uplink_bytes", "downlink_bytes", "client_flops", "server_flops")
@@ -25,11 +24,15 @@ def half_width(error: float, freedom: float, level: float = 0.05) -> float:
         freedom: degrees of freedom; need not be whole.
         level: how often the interval may miss.
     """
+    from scipy.special import stdtrit
+
     return float(stdtrit(freedom, 1 - level / 2)) * error
 
 
 def p_of_zero(mean: float, error: float, freedom: float) -> float:
     """Return the two-sided p-value of a mean of zero, for a standard error above zero."""
+    from scipy.special import stdtr
+
     return 2 * float(stdtr(freedom, -abs(mean) / error))
 
 
