@@ -7,36 +7,34 @@ runs alone, beside other lanes, batched, one by one, or after a restart.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+# The constants of splitmix64 as signed 64-bit integers.
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_LOW_33_BITS = (1 << 33) - 1
+_LOW_34_BITS = (1 << 34) - 1
+_LOW_37_BITS = (1 << 37) - 1
 _LAST = torch.iinfo(torch.int64).max
 
 
 def key(seed: int, purpose: str, *counter: int) -> int:
     """Hash (seed, purpose, counters) into 63 bits; the root of every random draw."""
-    return _hash(f"{seed}|{purpose}|" + ",".join(map(str, counter)))
-
-
-def keys(seed: int, purpose: str, counter: int, last: Iterable[int]) -> list[int]:
-    """Return `key(seed, purpose, counter, i)` for every i of `last`."""
-    begin = f"{seed}|{purpose}|{counter},"
-    return [_hash(f"{begin}{i}") for i in last]
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    counters = ",".join(map(str, counter))
+    text = f"{seed}|{purpose}|{counters}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def generator(seed: int, purpose: str, *counter: int) -> torch.Generator:
     """Return a fresh CPU generator for this purpose and these counters."""
-    return torch.Generator().manual_seed(key(seed, purpose, *counter))
+    source = torch.Generator()
+    return source.manual_seed(key(seed, purpose, *counter))
 
 
 def shuffles(seed: int, purpose: str, counter: int, times: int, size: int) -> Tensor:
@@ -49,8 +47,10 @@ def shuffles(seed: int, purpose: str, counter: int, times: int, size: int) -> Te
     """
     source = torch.Generator()
     orders = []
-    for order_key in keys(seed, purpose, counter, range(times)):
-        orders.append(torch.randperm(size, generator=source.manual_seed(order_key)))
+    for i in range(times):
+        source.manual_seed(key(seed, purpose, counter, i))
+        order = torch.randperm(size, generator=source)
+        orders.append(order)
     return torch.stack(orders)
 
 
@@ -68,9 +68,12 @@ def isolated(seed: int, purpose: str, *counter: int) -> Iterator[None]:
 def mix(values: Tensor) -> Tensor:
     """Scramble 64-bit integers (the splitmix64 finaliser); same bits on every device."""
     z = values + _GOLDEN
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _MIX_1
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _MIX_2
-    return z ^ ((z >> 31) & ((1 << 33) - 1))
+    shifted = (z >> 30) & _LOW_34_BITS  # without the copies of the sign that come in from the left
+    z = (z ^ shifted) * _MIX_1
+    shifted = (z >> 27) & _LOW_37_BITS
+    z = (z ^ shifted) * _MIX_2
+    shifted = (z >> 31) & _LOW_33_BITS
+    return z ^ shifted
 
 
 def hashed(keys: Tensor, purpose: int | Tensor, width: int) -> Tensor:
@@ -81,9 +84,11 @@ def hashed(keys: Tensor, purpose: int | Tensor, width: int) -> Tensor:
         purpose: separates streams that share a key (epoch number, crop, flip, ...).  # [] or int
         width: numbers in a row.
     """
-    columns = torch.arange(width, device=keys.device)  # [W]
-    rows = mix(keys + mix(torch.zeros_like(keys) + purpose))  # [J]
-    return mix(rows[:, None] + columns * _GOLDEN) & _LAST  # [J, W]
+    purposes = torch.zeros_like(keys) + purpose  # [J]
+    rows = mix(keys + mix(purposes))  # [J]
+    columns = torch.arange(width, device=keys.device) * _GOLDEN  # [W]
+    numbers = mix(rows[:, None] + columns)  # [J, W]
+    return numbers & _LAST
 
 
 def permutations(keys: Tensor, purpose: int | Tensor, sizes: Tensor, width: int) -> Tensor:
@@ -96,5 +101,7 @@ def permutations(keys: Tensor, purpose: int | Tensor, sizes: Tensor, width: int)
         width: row length, at least the largest size.
     """
     draws = hashed(keys, purpose, width)
-    padding = torch.arange(width, device=keys.device) >= sizes[:, None]
-    return torch.argsort(draws.masked_fill(padding, _LAST), dim=1, stable=True)  # [J, W]
+    columns = torch.arange(width, device=keys.device)
+    is_padding = columns >= sizes[:, None]
+    draws = draws.masked_fill(is_padding, _LAST)
+    return torch.argsort(draws, dim=1, stable=True)  # [J, W]

@@ -165,7 +165,7 @@ def _jobs(
         lane = lanes[group.r]
         ids = group.ids.tolist()
         clients.append((lane.population, ids))
-        keys += rng.keys(lane.seed, "train", lane.round_num, ids)
+        keys += [rng.key(lane.seed, "train", lane.round_num, client) for client in ids]
         sizes += client_rows.sizes(lane.population, ids)
         goal = lane.method.objective
         first_visit = lane.visits + group.stage

@@ -87,7 +87,10 @@ class BatchedTrainer:
         self.precision = precision
         self.max_jobs = max_jobs
 
-        self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+        self._trainable: list[str] = []  # names of tensors
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self._trainable.append(name)
         blocks = blocks_of(model)
         self._blocks = [self._part(block) for block in blocks]
         every_layer: frozenset[str] = frozenset().union(*blocks)
@@ -128,18 +131,24 @@ class BatchedTrainer:
 
     def _waves(self, jobs: TrainingJobs) -> list[tuple[_Part, Tensor]]:
         """Return what trains and the positions of jobs that train together, largest jobs first."""
-        by_size = torch.argsort(jobs.sizes.cpu(), descending=True, stable=True)
+        sizes = jobs.sizes.cpu()
+        by_size = torch.argsort(sizes, descending=True, stable=True)
         visits = jobs.visit.tolist()
-        distils = (jobs.distill > 0).tolist()
-        groups: dict[tuple[int | None, bool], list[int]] = {}  # by block (None: all) and distilling
+        shares = jobs.distill.tolist()
+        groups: dict[tuple[int | None, bool], list[int]] = {}
         for j in by_size.tolist():
-            block = None if visits[j] < 0 else serpentine(visits[j], len(self._blocks))
-            groups.setdefault((block, distils[j]), []).append(j)
+            block = None  # the whole model
+            if visits[j] >= 0:
+                block = serpentine(visits[j], len(self._blocks))
+            distils = shares[j] > 0
+            group = groups.setdefault((block, distils), [])
+            group.append(j)
 
         waves: list[tuple[_Part, Tensor]] = []
-        for (block, _), members in groups.items():
+        for (block, _), group in groups.items():
             part = self._whole if block is None else self._blocks[block]
-            for positions in torch.tensor(members).split(self.max_jobs or len(members)):
+            largest = self.max_jobs or len(group)
+            for positions in torch.tensor(group).split(largest):
                 waves.append((part, positions))
         return waves
 
@@ -147,18 +156,15 @@ class BatchedTrainer:
         """Copy the start states of jobs, and decide which of their tensors are updated where."""
         state = {name: value[jobs.start] for name, value in named_start.items()}  # contiguous
         teacher = None
-        if bool((jobs.distill > 0).any()):
+        distils = jobs.distill > 0
+        if bool(distils.any()):
             teacher = {name: value.clone() for name, value in state.items()}
-        is_proximal = bool((jobs.mu > 0).any())
-        dense_step = None if is_proximal else self._dense_step
-        return _Wave(
-            jobs=jobs,
-            state=state,
-            teacher=teacher,
-            leaves=part.leaves if dense_step is None else part.leaves_beside_dense,
-            frozen=part.frozen,
-            dense_step=dense_step,
-        )
+        dense_step = self._dense_step
+        is_proximal = jobs.mu > 0
+        if bool(is_proximal.any()):
+            dense_step = None
+        leaves = part.leaves if dense_step is None else part.leaves_beside_dense
+        return _Wave(jobs, state, teacher, leaves, part.frozen, dense_step)
 
     def _train_wave(self, wave: _Wave, positions: Tensor, sums: LossSums) -> None:
         """Train the state of a wave in place, and add to the sums at these positions."""
@@ -167,8 +173,9 @@ class BatchedTrainer:
         for batch in self.examples.batches(wave.jobs, self.recipe):
             losses, grads = self._gradients(wave, batch)
             optimizer.step(grads)
-            active = positions[: len(losses)]  # the first ones, for jobs are sorted by size
-            sums.add(active, losses, batch.counts.to(losses.device))
+            counts = batch.counts.to(losses.device)
+            active = len(counts)  # the first ones, for jobs are sorted by size
+            sums.add(positions[:active], losses, counts)
 
     def _gradients(self, wave: _Wave, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Return each example's loss `[A, B]`, 0 for padding, and the gradients of the leaves.
@@ -182,17 +189,22 @@ class BatchedTrainer:
         active, width = y.shape
         counts = batch.counts.to(x.device)
         valid = None
-        if bool((batch.counts < width).any()):
-            valid = torch.arange(width, device=x.device) < counts[:, None]  # [A, B]
+        has_padding = batch.counts < width
+        if bool(has_padding.any()):
+            columns = torch.arange(width, device=x.device)
+            valid = columns < counts[:, None]  # [A, B]
 
         state = {name: value[:active] for name, value in wave.state.items()}
         leaves: list[Tensor] = []
         for name in wave.leaves:
-            state[name] = state[name].detach().requires_grad_()
-            leaves.append(state[name])
+            leaf = state[name].detach()
+            leaf.requires_grad_()
+            state[name] = leaf
+            leaves.append(leaf)
         with numerics(x.device, self.precision):
             logits = self.stacked.forward(x, state, valid, wave.frozen, wave.dense_step)
-            flat_losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+            flat_logits = logits.flatten(0, 1)
+            flat_losses = F.cross_entropy(flat_logits, y.flatten(), reduction="none")
         losses = flat_losses.view(y.shape)
 
         minimised = losses
@@ -206,12 +218,14 @@ class BatchedTrainer:
         job_losses = minimised.sum(1) / counts
         loss = job_losses.sum()
 
+        losses = losses.detach()
         if wave.dense_step is None:
-            return losses.detach(), list(torch.autograd.grad(loss, leaves))
+            grads = torch.autograd.grad(loss, leaves)
+            return losses, list(grads)
         # The token makes every dense layer's backward pass run. It gets no gradient itself, which
         # torch.autograd.grad would refuse.
         loss.backward(inputs=[wave.dense_step.token, *leaves])
-        return losses.detach(), [cast(Tensor, leaf.grad) for leaf in leaves]
+        return losses, [cast(Tensor, leaf.grad) for leaf in leaves]
 
     def _distance_to_teacher(
         self, teacher: dict[str, Tensor], x: Tensor, logits: Tensor, temperature: Tensor

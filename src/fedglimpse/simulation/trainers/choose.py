@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedglimpse.config.schema import EngineConfig, LocalConfig
-from fedglimpse.errors import UserError
+from fedglimpse.errors import require
 from fedglimpse.federation.devices import Precision
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.many_models import ManyModels, StackedMany
@@ -66,13 +66,18 @@ def check_trainer(kind: str, model: nn.Module, shape: Sequence[int], device: tor
         shape: of one example.
         device: where they train.
     """
-    if kind == "graphed" and (reason := _reason_against_graphed(model, shape, device)):
-        raise UserError(
-            f"engine.trainer=graphed {reason}: use engine.trainer=auto.", key="engine.trainer"
+    if kind == "graphed":
+        reason = _reason_against_graphed(model, shape, device)
+        require(
+            not reason,
+            f"engine.trainer=graphed {reason}: use engine.trainer=auto.",
+            key="engine.trainer",
         )
-    if kind == "batched" and (reason := unstackable(model, shape)):
-        raise UserError(
-            f"engine.trainer=batched cannot stack {reason}: use engine.trainer=auto, or build the "
+    if kind == "batched":
+        layers = unstackable(model, shape)
+        require(
+            not layers,
+            f"engine.trainer=batched cannot stack {layers}: use engine.trainer=auto, or build the "
             "model from nn.Sequential with the layers listed in docs/simulator.md.",
             key="engine.trainer",
         )
@@ -120,5 +125,8 @@ def many_models(
 
         if fits(model):
             return ManyModels(layout, ChannelsLastMany(model, precision))
-    frozen = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
-    return ManyModels(layout, StackedMany(model, precision), frozen)
+    frozen: set[str] = set()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            frozen.add(name)
+    return ManyModels(layout, StackedMany(model, precision), frozenset(frozen))

@@ -39,7 +39,8 @@ class TrainingRecipe:
     @property
     def is_plain_sgd(self) -> bool:
         """True where a step is the gradient times a constant, whatever came before."""
-        return self.optimizer == "sgd" and not self.momentum and not self.weight_decay
+        is_sgd = self.optimizer == "sgd"
+        return is_sgd and self.momentum == 0 and self.weight_decay == 0
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,15 @@ class JobsSummary:
     @staticmethod
     def of(jobs: TrainingJobs) -> JobsSummary:
         """Compute it from the jobs, which waits for their device."""
-        special = (jobs.distill > 0).any() | (jobs.visit >= 0).any()
+        distils = jobs.distill > 0
+        trains_block = jobs.visit >= 0
+        is_special = distils | trains_block
+        is_proximal = jobs.mu > 0
         return JobsSummary(
             most_rows=int(jobs.sizes.max()) if len(jobs) else 0,
-            any_proximal=bool((jobs.mu > 0).any()),
+            any_proximal=bool(is_proximal.any()),
             all_squared=bool(jobs.squared.all()),
-            any_special=bool(special),
+            any_special=bool(is_special.any()),
         )
 
 
@@ -91,17 +95,19 @@ class TrainingJobs:
             rows: of the training set, no padding.  # [J, n]
             keys: int64, one for each job.  # [J]
         """
-        zeros = torch.zeros(len(rows), device=rows.device)
+        count, width = rows.shape
+        zeros = torch.zeros(count, device=rows.device)
+        ones = torch.ones_like(zeros)
         return TrainingJobs(
             start=zeros.long(),
             keys=keys,
             rows=rows,
-            sizes=torch.full_like(keys, rows.shape[1]),
+            sizes=torch.full_like(keys, width),
             mu=zeros,
-            squared=zeros == 0,
+            squared=ones.bool(),
             distill=zeros,
-            temperature=zeros + 1,
-            visit=zeros.long() - 1,
+            temperature=ones,
+            visit=-ones.long(),
         )
 
     def __len__(self) -> int:
@@ -133,7 +139,11 @@ class TrainingJobs:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that has an entry for each job."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors: dict[str, Tensor] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                tensors[name] = value
+        return tensors
 
 
 @dataclass(frozen=True)
@@ -151,8 +161,10 @@ class LossSums:
 
     def __init__(self, jobs: int, device: torch.device) -> None:
         """Start at zero for every job."""
-        self.loss, self.squared = torch.zeros(2, jobs, device=device)  # [J] each
-        self.steps, self.examples = torch.zeros(2, jobs, device=device, dtype=torch.long)
+        self.loss = torch.zeros(jobs, device=device)  # of batches
+        self.squared = torch.zeros_like(self.loss)  # of examples
+        self.steps = torch.zeros_like(self.loss, dtype=torch.long)
+        self.examples = torch.zeros_like(self.steps)
 
     def tensors(self) -> list[Tensor]:
         """Return all sums."""
@@ -166,7 +178,8 @@ class LossSums:
             losses: of every example, 0 for padding.  # [B] for one job, else [A, B]
             counts: real examples in the batch, 0 for an idle job.  # [A] or, for one job, []
         """
-        self.loss[index] += losses.sum(-1) / counts.clamp(min=1)
+        num_examples = counts.clamp(min=1)
+        self.loss[index] += losses.sum(-1) / num_examples
         self.squared[index] += losses.square().sum(-1)
         self.steps[index] += counts > 0
         self.examples[index] += counts
@@ -185,10 +198,12 @@ class LossSums:
 
     def results(self, states: Tensor) -> TrainingResults:
         """Return the mean losses together with the trained states `[J, d]`."""
+        num_batches = self.steps.clamp(min=1)
+        num_examples = self.examples.clamp(min=1)
         return TrainingResults(
             states=states,
-            loss=self.loss / self.steps.clamp(min=1),
-            squared_loss=self.squared / self.examples.clamp(min=1),
+            loss=self.loss / num_batches,
+            squared_loss=self.squared / num_examples,
             steps=self.steps,
         )
 
@@ -241,7 +256,8 @@ class Examples:
                 active = len(counts)
                 if active == 0:
                     break
-                cells = (slice(active), slice(first, first + int(counts[0])))
+                columns = slice(first, first + int(counts[0]))
+                cells = (slice(active), columns)
                 batch_draws = None if draws is None else draws[cells]
                 x, y = self.batch(rows[cells], batch_draws)
                 yield Batch(x, y, counts)
@@ -263,10 +279,12 @@ class Examples:
         """Gather float inputs and labels of `rows` (any shape), augmented by `draws`."""
         flat_rows = rows.reshape(-1)
         x = as_input(self.x[flat_rows])
-        if draws is not None:
-            x = _augmented(x, draws.reshape(-1))
         y = self.y[flat_rows]
-        return x.view(*rows.shape, *x.shape[1:]), y.view(rows.shape)
+        if draws is not None:
+            flat_draws = draws.reshape(-1)
+            x = _augmented(x, flat_draws)
+        example_shape = x.shape[1:]
+        return x.view(*rows.shape, *example_shape), y.view(rows.shape)
 
 
 def _augmented(x: Tensor, draws: Tensor) -> Tensor:
@@ -274,4 +292,5 @@ def _augmented(x: Tensor, draws: Tensor) -> Tensor:
     top = draws % _CROP_OFFSETS
     left = (draws // _CROP_OFFSETS) % _CROP_OFFSETS
     flipped = (draws // _CROP_OFFSETS**2) % 2 == 1
-    return crop_and_flip(x, torch.stack([top, left], dim=1), flipped, pad=CROP_PAD)
+    corners = torch.stack([top, left], dim=1)
+    return crop_and_flip(x, corners, flipped, pad=CROP_PAD)

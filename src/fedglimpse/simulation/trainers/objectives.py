@@ -42,7 +42,9 @@ def serpentine(visit: int, count: int) -> int:
     Visits go up through the blocks and down again: 0, 1, .., n-1, n-1, .., 1, 0, 0, 1, ...
     """
     position = visit % (2 * count)
-    return position if position < count else 2 * count - 1 - position
+    if position < count:
+        return position
+    return 2 * count - 1 - position
 
 
 def layer_of(entry: str) -> str:
@@ -96,5 +98,7 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: Tensor) -> Tensor
     divisor = temperature[..., None, None]  # float32, so that bf16 logits are promoted
     student_log = F.log_softmax(logits / divisor, dim=-1)
     teacher_log = F.log_softmax(teacher / divisor, dim=-1)
-    divergence = (teacher_log.exp() * (teacher_log - student_log)).sum(-1)  # [..., B]
-    return temperature[..., None].square() * divergence
+    terms = teacher_log.exp() * (teacher_log - student_log)  # [..., B, C]
+    divergence = terms.sum(-1)  # [..., B]
+    factor = temperature[..., None].square()
+    return factor * divergence

@@ -28,7 +28,8 @@ class StackedOptimizer:
         self.all_squared = bool(jobs.squared.all())
 
         self.anchors: list[Tensor] | None = None  # where FedProx pulls to
-        if bool((jobs.mu > 0).any()):
+        is_proximal = jobs.mu > 0
+        if bool(is_proximal.any()):
             self.anchors = [param.clone() for param in params]
 
         self.first_moments: list[Tensor] = []  # one per parameter: Adam's, or SGD's momentum
@@ -65,13 +66,15 @@ class StackedOptimizer:
             return
         count = len(grads[0])
         self.steps[:count] += 1 if active is None else active
-        for i, (param, grad) in enumerate(zip(self.params, grads, strict=True)):
+        for i, param in enumerate(self.params):
             weights = param[:count]
+            grad = grads[i]
             gate = None
             if active is not None:
                 gate = active.view(_per_job(weights))
             if self.anchors is not None:
-                grad = grad + self._proximal_gradient(weights, self.anchors[i][:count])
+                anchor = self.anchors[i][:count]
+                grad = grad + self._proximal_gradient(weights, anchor)
             if self.recipe.weight_decay:
                 grad = grad.add(weights, alpha=self.recipe.weight_decay)
             if self.recipe.optimizer == "adam":
@@ -83,8 +86,10 @@ class StackedOptimizer:
         """Update the weights `[A, ...]` of parameter `i`, where the gate is open."""
         direction = grad
         if self.recipe.momentum:
-            direction = self.first_moments[i][: len(weights)]
-            _write(direction, direction * self.recipe.momentum + grad, gate)
+            count = len(weights)
+            direction = self.first_moments[i][:count]
+            new_direction = direction * self.recipe.momentum + grad
+            _write(direction, new_direction, gate)
         if gate is not None:
             direction = direction * gate
         weights.add_(direction, alpha=-self.recipe.lr)
@@ -94,30 +99,38 @@ class StackedOptimizer:
         count = len(weights)
         first = self.first_moments[i][:count]
         second = self.second_moments[i][:count]
-        _write(first, first.lerp(grad, 1 - BETA_1), gate)
-        _write(second, (second * BETA_2).addcmul_(grad, grad, value=1 - BETA_2), gate)
+        new_first = first.lerp(grad, 1 - BETA_1)
+        _write(first, new_first, gate)
+        new_second = second * BETA_2
+        new_second.addcmul_(grad, grad, value=1 - BETA_2)
+        _write(second, new_second, gate)
 
         # Both moments start at zero; these corrections undo that bias of the first steps.
-        steps = self.steps[:count].clamp(min=1).view(_per_job(weights))
-        lr = (self.recipe.lr / (1 - BETA_1**steps)).to(weights.dtype)
-        correction = (1 - BETA_2**steps).sqrt().to(weights.dtype)
-        scale = (second.sqrt() / correction).add_(EPSILON)
-        update = first / scale * lr
+        steps = self.steps[:count].clamp(min=1)
+        steps = steps.view(_per_job(weights))
+        lr = self.recipe.lr / (1 - BETA_1**steps)
+        correction = (1 - BETA_2**steps).sqrt()
+        scale = second.sqrt() / correction.to(weights.dtype)
+        scale.add_(EPSILON)
+        update = first / scale * lr.to(weights.dtype)
         if gate is not None:
             update = update * gate
         weights.sub_(update)
 
     def _proximal_gradient(self, weights: Tensor, anchor: Tensor) -> Tensor:
         """Gradient of FedProx's penalty; zero at the anchor in both forms."""
+        count = len(weights)
         shape = _per_job(weights)
-        mu = self.jobs.mu[: len(weights)].view(shape)
+        mu = self.jobs.mu[:count].view(shape)
         offset = weights - anchor
         if self.all_squared:
             return mu * offset
-        norm = offset.flatten(1).norm(dim=1).view(shape)
-        direction = torch.where(norm > 0, offset / norm.clamp(min=1e-30), 0.0)
-        squared = self.jobs.squared[: len(weights)].view(shape)
-        return mu * torch.where(squared, offset, direction)
+        norm = offset.flatten(1).norm(dim=1)
+        norm = norm.view(shape)
+        unit = offset / norm.clamp(min=1e-30)
+        direction = torch.where(norm > 0, unit, 0.0)
+        is_squared = self.jobs.squared[:count].view(shape)
+        return mu * torch.where(is_squared, offset, direction)
 
 
 def _zeros_like(params: list[Tensor]) -> list[Tensor]:
@@ -126,7 +139,8 @@ def _zeros_like(params: list[Tensor]) -> list[Tensor]:
 
 def _per_job(weights: Tensor) -> tuple[int, ...]:
     """Return the shape in which one number per job meets stacked weights: `[A, 1, 1, ...]`."""
-    return (-1, *[1] * (weights.dim() - 1))
+    ones = [1] * (weights.dim() - 1)
+    return (-1, *ones)
 
 
 def _write(target: Tensor, value: Tensor, gate: Tensor | None) -> None:

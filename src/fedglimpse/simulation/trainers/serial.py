@@ -71,8 +71,11 @@ class SerialTrainer:
         states = start[jobs.start]  # [J, d], a copy
         sums = LossSums(len(jobs), start.device)
         for j in range(len(jobs)):
-            job = jobs.pick(torch.tensor([j], device=jobs.start.device))
-            teacher = self._teacher_at(states[j]) if job.distill > 0 else None
+            index = torch.tensor([j], device=jobs.start.device)
+            job = jobs.pick(index)
+            teacher = None
+            if job.distill > 0:
+                teacher = self._teacher_at(states[j])
             self._load(states[j])
             with self._frozen_blocks(job), rng.isolated(int(job.keys), "dropout"):
                 self._train_one(job, teacher, sums, j)
@@ -100,7 +103,9 @@ class SerialTrainer:
         """Train the model in place on the only job in `job`, the j-th of the sums."""
         params = [param for param in self.model.parameters() if param.requires_grad]
         optimizer = make_optimizer(params, self.recipe)
-        anchor = [param.detach().clone() for param in params] if job.mu > 0 else None
+        anchor: list[Tensor] | None = None  # where FedProx pulls to
+        if job.mu > 0:
+            anchor = [param.detach().clone() for param in params]
         for batch in self.examples.batches(job, self.recipe):
             x = batch.x[0]
             y = batch.y[0]
@@ -117,7 +122,8 @@ class SerialTrainer:
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-            sums.add(j, losses.detach(), batch.counts[0].to(losses.device))
+            count = batch.counts[0].to(losses.device)
+            sums.add(j, losses.detach(), count)
 
     def _distilled(
         self, loss: Tensor, logits: Tensor, teacher: nn.Module, x: Tensor, job: TrainingJobs
@@ -125,9 +131,9 @@ class SerialTrainer:
         """Mix the loss with distillation from `teacher`."""
         with torch.no_grad(), numerics(x.device, self.precision):
             target = teacher(x)
+        distances = distillation(logits, target, job.temperature[0])  # [B]
         share = job.distill[0]
-        distance = distillation(logits, target, job.temperature[0]).mean()
-        return (1 - share) * loss + share * distance
+        return (1 - share) * loss + share * distances.mean()
 
     def _teacher_at(self, state: Tensor) -> nn.Module:
         """Return the frozen model of `state`, in evaluation mode."""
@@ -143,9 +149,11 @@ def proximal_penalty(params: list[nn.Parameter], anchor: list[Tensor], job: Trai
     penalties: list[Tensor] = []  # one per parameter
     for param, start in zip(params, anchor, strict=True):
         offset = param - start
-        penalties.append((offset * offset).sum() if is_squared else offset.norm())
+        penalty = (offset * offset).sum() if is_squared else offset.norm()
+        penalties.append(penalty)
     total = torch.stack(penalties).sum()
-    return job.mu[0] / 2 * total if is_squared else job.mu[0] * total
+    mu = job.mu[0]
+    return mu / 2 * total if is_squared else mu * total
 
 
 def make_optimizer(params: list[nn.Parameter], recipe: TrainingRecipe) -> torch.optim.Optimizer:
@@ -153,5 +161,8 @@ def make_optimizer(params: list[nn.Parameter], recipe: TrainingRecipe) -> torch.
     if recipe.optimizer == "adam":
         return torch.optim.Adam(params, lr=recipe.lr, weight_decay=recipe.weight_decay)
     return torch.optim.SGD(
-        params, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        params,
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
     )

@@ -34,7 +34,8 @@ def chain(model: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
         return [(prefix, model)]
     layers: list[tuple[str, nn.Module]] = []
     for name, layer in model._modules.items():  # named_children leaves repetitions out
-        layers += chain(layer, f"{prefix}.{name}" if prefix else name)
+        full_name = f"{prefix}.{name}" if prefix else name
+        layers += chain(layer, full_name)
     return layers
 
 
@@ -51,11 +52,12 @@ def unstackable(model: nn.Module, shape: Sequence[int] | None = None) -> str:
     state_names = {name for name, _ in model.named_parameters()}
     state_names |= {name for name, _ in model.named_buffers()}
     for name, layer in chain(model):
+        kind = type(layer).__name__
         layer_names = set(_tensor_names(name, layer).values())
         if not layer_names <= state_names:  # shared tensors are named once, by their first layer
-            return f"{name} ({type(layer).__name__}), whose weights another layer has too"
+            return f"{name} ({kind}), whose weights another layer has too"
         if not _is_supported(layer):
-            return f"{name or 'the model'} ({type(layer).__name__})"
+            return f"{name or 'the model'} ({kind})"
     if shape is not None and not _scores_agree(model, shape):
         return f"these layers on examples of shape {tuple(shape)}"
     return ""
@@ -81,11 +83,15 @@ def _scores_agree(model: nn.Module, shape: Sequence[int]) -> bool:
     """True where stacked copies score two examples as the model itself does, in evaluation."""
     device = next(model.parameters()).device
     was_training = model.training
-    x = torch.arange(2 * math.prod(shape), device=device).sin().view(2, *shape)
+    num_values = 2 * math.prod(shape)
+    values = torch.arange(num_values, device=device).sin()
+    x = values.view(2, *shape)
     expected = model.eval()(x)  # [2, C]
     model.train(was_training)
     stacked = StackedModel(model)
-    state = {name: torch.stack([value, value]) for name, value in model.state_dict().items()}
+    state: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        state[name] = torch.stack([value, value])
     inputs = torch.stack([x, x])
     try:
         scores = stacked.forward(inputs, state, None, frozen=stacked.names)
@@ -93,8 +99,9 @@ def _scores_agree(model: nn.Module, shape: Sequence[int]) -> bool:
         return False
     if scores.shape != (2, *expected.shape):
         return False
+    expected = expected.expand_as(scores)
     tolerance = 1e-2 * float(expected.abs().max())
-    return torch.allclose(scores, expected.expand_as(scores), rtol=1e-2, atol=tolerance)
+    return torch.allclose(scores, expected, rtol=1e-2, atol=tolerance)
 
 
 class InPlaceStep(NamedTuple):
@@ -171,12 +178,15 @@ class StackedModel:
             elif layer.arithmetic is None:
                 x = layer.module(x)
             else:
-                x = layer.arithmetic(layer.module, tensors, x, Pass(jobs, valid, is_frozen))
+                forward_pass = Pass(jobs, valid, is_frozen)
+                x = layer.arithmetic(layer.module, tensors, x, forward_pass)
         return x
 
 
 def _is_trainable_dense(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) and all(p.requires_grad for p in layer.parameters())
+    if not isinstance(layer, nn.Linear):
+        return False
+    return all(parameter.requires_grad for parameter in layer.parameters())
 
 
 def _tensor_names(layer_name: str, layer: nn.Module) -> dict[str, str]:
@@ -191,12 +201,14 @@ def _tensor_names(layer_name: str, layer: nn.Module) -> dict[str, str]:
 
 def fold(x: Tensor) -> Tensor:
     """Clients into channels: `[J, B, C, ...]` to `[B, J*C, ...]`."""
-    return x.transpose(0, 1).flatten(1, 2)
+    by_example = x.transpose(0, 1)
+    return by_example.flatten(1, 2)
 
 
 def unfold(x: Tensor, jobs: int) -> Tensor:
     """Channels back into clients: `[B, J*C, ...]` to `[J, B, C, ...]`."""
-    return x.unflatten(1, (jobs, -1)).transpose(0, 1)
+    by_example = x.unflatten(1, (jobs, -1))
+    return by_example.transpose(0, 1)
 
 
 class Pass(NamedTuple):
@@ -247,7 +259,8 @@ class _SteppingLinear(torch.autograd.Function):
         grad_of_x = None
         if ctx.needs_input_grad[0]:
             grad_of_x = torch.bmm(grad, ctx.weight)  # before the weights move
-        ctx.weight.baddbmm_(grad.transpose(1, 2), x, alpha=-ctx.lr)
+        transposed = grad.transpose(1, 2)
+        ctx.weight.baddbmm_(transposed, x, alpha=-ctx.lr)
         if ctx.bias is not None:
             ctx.bias.sub_(grad.sum(1), alpha=ctx.lr)
         return grad_of_x, None, None, None, None
@@ -261,12 +274,14 @@ def _flatten(layer: nn.Flatten, tensors: Tensors, x: Tensor, forward_pass: Pass)
 
 def _convolution(layer: nn.Conv2d, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
     """One group of channels for each client."""
-    weight = tensors["weight"]
+    weight = tensors["weight"].flatten(0, 1)
     bias = tensors.get("bias")
+    if bias is not None:
+        bias = bias.flatten()
     return F.conv2d(
         x,
-        weight.flatten(0, 1),
-        None if bias is None else bias.flatten(),
+        weight,
+        bias,
         layer.stride,
         cast("str", layer.padding),
         layer.dilation,
@@ -277,13 +292,14 @@ def _convolution(layer: nn.Conv2d, tensors: Tensors, x: Tensor, forward_pass: Pa
 def _group_norm(layer: nn.GroupNorm, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
     jobs = forward_pass.jobs
     is_image = x.dim() == 4
-    folded = x if is_image else fold(x)
+    if not is_image:
+        x = fold(x)
     out = F.group_norm(
-        folded,
-        jobs * layer.num_groups,
-        tensors["weight"].flatten(),
-        tensors["bias"].flatten(),
-        layer.eps,
+        x,
+        num_groups=jobs * layer.num_groups,
+        weight=tensors["weight"].flatten(),
+        bias=tensors["bias"].flatten(),
+        eps=layer.eps,
     )
     return out if is_image else unfold(out, jobs)
 
@@ -293,16 +309,17 @@ def _batch_norm(layer: BatchNorm, tensors: Tensors, x: Tensor, forward_pass: Pas
     is_frozen = forward_pass.is_frozen
     if forward_pass.valid is not None and not is_frozen:
         return _masked_batch_norm(layer, tensors, x, forward_pass.valid)
-    is_image = x.dim() == 4
-    folded = x if is_image else fold(x)
     mean = tensors["running_mean"]
     var = tensors["running_var"]
+    is_image = x.dim() == 4
+    if not is_image:
+        x = fold(x)
     out = F.batch_norm(
-        folded,
+        x,
         mean.flatten() if is_frozen else mean.view(-1),  # views: updated in place
         var.flatten() if is_frozen else var.view(-1),
-        tensors["weight"].flatten(),
-        tensors["bias"].flatten(),
+        weight=tensors["weight"].flatten(),
+        bias=tensors["bias"].flatten(),
         training=not is_frozen,
         momentum=cast(float, layer.momentum),
         eps=layer.eps,
@@ -312,26 +329,30 @@ def _batch_norm(layer: BatchNorm, tensors: Tensors, x: Tensor, forward_pass: Pas
 
 def _masked_batch_norm(layer: BatchNorm, tensors: Tensors, x: Tensor, valid: Tensor) -> Tensor:
     """BatchNorm whose statistics come from real examples only."""
-    jobs = len(valid)
+    jobs, batch = valid.shape
     is_image = x.dim() == 4
-    split = unfold(x, jobs) if is_image else x  # [J, B, C, ...]
-    pixel_dims = split.dim() - 3
+    if is_image:
+        x = unfold(x, jobs)  # [J, B, C, ...]
+    channels = x.shape[2]
+    pixel_dims = x.dim() - 3
     ones = [1] * pixel_dims
-    summed_dims = (1, *range(3, split.dim()))
-    mask = valid.view(*valid.shape, 1, *ones).to(split.dtype)
-    pixels = split[0, 0, 0].numel()
-    count = valid.sum(1).clamp(min=1).to(split.dtype) * pixels  # [J]
+    mask = valid.view(jobs, batch, 1, *ones).to(x.dtype)
+    num_pixels = x[0, 0, 0].numel()
+    num_examples = valid.sum(1).clamp(min=1).to(x.dtype)
+    count = num_examples * num_pixels  # [J]
 
-    shape = (jobs, 1, split.shape[2], *ones)
-    mean = (split * mask).sum(summed_dims) / count[:, None]  # [J, C]
-    centred = (split - mean.view(shape)) * mask
+    summed_dims = (1, *range(3, x.dim()))
+    shape = (jobs, 1, channels, *ones)
+    mean = (x * mask).sum(summed_dims) / count[:, None]  # [J, C]
+    centred = (x - mean.view(shape)) * mask
     var = (centred * centred).sum(summed_dims) / count[:, None]
     with torch.no_grad():
         _update_running_statistics(layer, tensors, mean, var, count)
 
     scale = tensors["weight"] * torch.rsqrt(var + layer.eps)  # [J, C]
     shift = tensors["bias"]
-    out = (split - mean.view(shape)) * scale.view(shape) + shift.view(shape)
+    normalised = (x - mean.view(shape)) * scale.view(shape)
+    out = normalised + shift.view(shape)
     return fold(out) if is_image else out
 
 
