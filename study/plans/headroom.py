@@ -58,7 +58,7 @@ from fedglimpse.methods.oracle_balance import evenness
 from fedglimpse.runs.build import WorldSetup, world_of
 from fedglimpse.runs.rounds import selectors_of
 from fedglimpse.simulation.client_reports import proxy_examples
-from fedglimpse.simulation.trained_clients import TrainedClients
+from fedglimpse.simulation.lane import TrainedClients
 from fedglimpse.simulation.world import World
 from fedglimpse.theory.rank import spearman
 from fedglimpse.types import Choice, View

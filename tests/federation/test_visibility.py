@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from fedglimpse.federation.traces import DeviceTrace
 from fedglimpse.federation.visibility import (
     PATTERNS,
+    Clusters,
     Full,
     MarkovOnOff,
-    MobileServer,
-    OverlappingClusters,
     RandomAvailability,
     VisibilityConfig,
     build_visibility,
@@ -74,7 +73,7 @@ def test_full_shows_everybody() -> None:
 @given(st.integers(1, 80), st.data())
 def test_clusters_partition_the_population_evenly(num_clients: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, num_clients))
-    partition = MobileServer(num_clients, size).clusters
+    partition = Clusters(num_clients, size)
     clusters = [partition.cluster(5, i) for i in range(partition.num_clusters)]
     assert torch.cat(clusters).sort().values.tolist() == list(range(num_clients))
     sizes = [len(c) for c in clusters]
@@ -83,12 +82,12 @@ def test_clusters_partition_the_population_evenly(num_clients: int, data: st.Dat
 
 
 def test_21_clients_in_clusters_of_10_give_11_and_10() -> None:
-    clusters = MobileServer(21, 10).clusters
+    clusters = Clusters(21, 10)
     assert [len(clusters.cluster(0, i)) for i in range(clusters.num_clusters)] == [11, 10]
 
 
 def test_mobile_server_visits_all_clusters_uniformly_with_repetition() -> None:
-    world = MobileServer(40, 10)
+    world = Clusters(40, 10)
     seen = [tuple(world.visible(3, t).tolist()) for t in range(400)]
     counts = [seen.count(c) for c in set(seen)]
     assert len(counts) == 4
@@ -97,7 +96,7 @@ def test_mobile_server_visits_all_clusters_uniformly_with_repetition() -> None:
 
 
 def test_cyclic_order_repeats_after_one_tour() -> None:
-    world = MobileServer(12, 4, "cyclic")
+    world = Clusters(12, 4, order="cyclic")
     tour = [tuple(world.visible(0, t).tolist()) for t in range(6)]
     assert len(set(tour[:3])) == 3
     assert tour[:3] == tour[3:]
@@ -108,7 +107,7 @@ def test_cyclic_order_repeats_after_one_tour() -> None:
 def test_neighbouring_clusters_overlap_and_cover(num_clients: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(2, num_clients // 3))
     overlap = data.draw(st.integers(0, size // 2))
-    world = OverlappingClusters(num_clients, size, overlap)
+    world = Clusters(num_clients, size, overlap)
     clusters = [set(world.cluster(1, i).tolist()) for i in range(world.num_clusters)]
     assert set().union(*clusters) == set(range(num_clients))
     if len(clusters) > 2:
@@ -181,7 +180,7 @@ def test_markov_never_sleeps_entirely() -> None:
 
 def test_the_largest_cluster_is_known() -> None:
     for clients, size, overlap in [(26, 10, 0), (14, 10, 0), (100, 10, 3), (7, 7, 6), (9, 2, 1)]:
-        world = OverlappingClusters(clients, size, overlap)
+        world = Clusters(clients, size, overlap)
         sizes = [len(world.cluster(0, i)) for i in range(world.num_clusters)]
         assert world.largest == max(sizes)
 

@@ -22,7 +22,7 @@ from fedglimpse.federation.state import Layout
 from fedglimpse.methods.glimpse import GlimpseSelector
 from fedglimpse.runs.experiment import run
 from fedglimpse.runs.rounds import run_round, selectors_of
-from fedglimpse.simulation.evaluation import Evaluator, on_its_way
+from fedglimpse.simulation.evaluation import Evaluator, start_copy_to_cpu
 from fedglimpse.simulation.trainers.choose import many_models
 from fedglimpse.types import View
 
@@ -63,12 +63,13 @@ def test_transfers_carry_the_values_at_the_time_of_the_call() -> None:
     for _ in range(20):
         busy = busy @ busy / 100
     values = torch.arange(1000.0, device=CUDA) + busy[0, 0].nan_to_num() * 0
-    to_cpu = on_its_way(values)
+    on_cpu, has_arrived = start_copy_to_cpu(values)
     values.zero_()
     numbers = torch.arange(1000)
     on_gpu = numbers.to(CUDA, non_blocking=True)  # as local_training.py sends numbers
     numbers.zero_()
-    assert torch.equal(to_cpu(), torch.arange(1000.0))
+    has_arrived.synchronize()
+    assert torch.equal(on_cpu, torch.arange(1000.0))
     assert torch.equal(on_gpu.cpu(), torch.arange(1000))
 
 

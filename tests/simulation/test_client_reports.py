@@ -14,7 +14,7 @@ from fedglimpse.federation.reports import CATALOGUE
 from fedglimpse.federation.state import Layout
 from fedglimpse.simulation.client_reports import cosines
 from fedglimpse.simulation.evaluation import GRADIENT_BATCH, Evaluator, gradient_distance
-from fedglimpse.simulation.trained_clients import TrainedClients
+from fedglimpse.simulation.lane import TrainedClients
 from fedglimpse.types import Method
 
 TRAINED = frozenset(n for n, need in CATALOGUE.items() if need.phase == "trained")

@@ -15,8 +15,16 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.federation.aggregation import TemporalWindow, WeightedDelta, batch_key
 from fedglimpse.methods.fedawac import ConsistencyWindow, Options
-from fedglimpse.simulation.lane import Lane, LaneRound, step_alone, step_together
-from fedglimpse.simulation.trained_clients import TrainedClients, deltas_of, pick_each, side_by_side
+from fedglimpse.simulation.lane import (
+    Lane,
+    LaneRound,
+    TrainedClients,
+    deltas_of,
+    pick_each,
+    states_of,
+    step_alone,
+    step_together,
+)
 from fedglimpse.types import Method
 
 R, K, SIZE, PARAMS = 4, 3, 50, 41
@@ -160,23 +168,34 @@ def test_picks_of_several_lanes_are_those_of_each() -> None:
             assert torch.equal(getattr(after, name), value[places])
 
 
+def clients_with(states: Sequence[Tensor]) -> list[TrainedClients]:
+    """Return the clients of as many lanes, which have trained to these states."""
+    clients = []
+    for lane_states in states:
+        losses = torch.zeros(len(lane_states))
+        ids = torch.arange(len(lane_states))
+        clients.append(TrainedClients(ids, lane_states, lane_states, losses, losses))
+    return clients
+
+
 def test_slices_of_one_tensor_are_read_where_they_are() -> None:
     table = torch.arange(12.0).view(6, 2)
-    whole = side_by_side(table[1:].split([2, 3]))
-    assert whole is not None
+    whole = states_of(clients_with(table[1:].split([2, 3])))
     assert torch.equal(whole, table[1:])
     assert whole.data_ptr() == table[1:].data_ptr()
     for apart in (
         [table[:2], table[3:]],  # a gap
         [table[3:], table[:3]],  # in another order
         [table[:2], table[2:].clone()],
-        [table[:, :1], table[:, 1:]],
-        [table[:1], table.view(-1)[2:6].view(1, 4)],  # rows of another width
+        [table[:, :1], table[:, 1:2]],
     ):
-        assert side_by_side(apart) is None
+        copied = states_of(clients_with(apart))
+        assert torch.equal(copied, torch.cat(apart))
+        assert copied.data_ptr() != apart[0].data_ptr()
+    with pytest.raises(RuntimeError):  # rows of another width are never read as one table
+        states_of(clients_with([table[:1], table.view(-1)[2:6].view(1, 4)]))
     for same in [table[0].expand(1, -1)], [table[0].expand(3, -1)[:1], table[1].expand(3, -1)[:1]]:
-        found = side_by_side(same)
-        assert found is None or torch.equal(found, torch.cat(same))
+        assert torch.equal(states_of(clients_with(same)), torch.cat(same))
 
 
 @pytest.mark.parametrize("counts", [[2, 2, 2], [1, 1, 1], [3, 1, 2], [0, 3, 0], [0, 0, 0]])

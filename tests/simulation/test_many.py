@@ -8,8 +8,7 @@ import torch
 from fedglimpse import rng
 from fedglimpse.federation.models import digits_mlp, fashion_cnn, har_mlp
 from fedglimpse.federation.state import Layout
-from fedglimpse.simulation.evaluation import Evaluator
-from fedglimpse.simulation.many_models import ManyModels, StackedMany, in_even_pieces
+from fedglimpse.simulation.evaluation import Evaluator, ManyModels, StackedMany, in_even_pieces
 
 CASES = {
     "har": (har_mlp, (561,)),

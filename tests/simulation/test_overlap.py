@@ -14,7 +14,6 @@ from fedglimpse.federation.aggregation import TemporalWindow
 from fedglimpse.runs.experiment import Pack
 from fedglimpse.runs.progress import Silent
 from fedglimpse.runs.rounds import selectors_of
-from fedglimpse.simulation.evaluation import on_its_way
 from fedglimpse.simulation.trainers.jobs import (
     JobsSummary,
     LocalTrainer,
@@ -151,8 +150,3 @@ def test_the_precomputed_summary_is_that_of_the_jobs() -> None:
         assert [jobs.precomputed for jobs in trained] == [JobsSummary.of(jobs) for jobs in trained]
         picked = trained[0].pick(torch.tensor([1]))
         assert picked.summary == JobsSummary.of(picked)
-
-
-def test_a_transfer_on_a_cpu_is_the_values_themselves() -> None:
-    values = torch.arange(6.0)
-    assert torch.equal(on_its_way(values)(), values)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, f1_score
 
 from fedglimpse import rng
-from fedglimpse.simulation.evaluation import Reward, Scores, scores_later
+from fedglimpse.simulation.evaluation import PendingScores, Reward, Scores
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -15,7 +15,7 @@ def test_scores_are_those_of_sklearn(seed: int) -> None:
     logits = torch.randn(40, 6, generator=draw)
     y = torch.randint(0, 4, (40,), generator=draw)  # classes 4 and 5 are absent
     guess = logits.argmax(1)
-    found = scores_later(logits[None], y[None], 6)()[0]
+    found = PendingScores(logits[None], y[None], 6).wait()[0]
     labels = list(range(6))
     each = f1_score(y, guess, average=None, labels=labels, zero_division=0)
     assert found.per_class_f1.tolist() == pytest.approx(each.tolist(), abs=1e-6)
@@ -30,8 +30,8 @@ def test_many_models_score_bit_for_bit_as_one(classes: int) -> None:
     draw = rng.generator(classes, "scores")
     logits = torch.randn(7, 50, classes, generator=draw)
     y = torch.randint(0, classes, (7, 50), generator=draw)
-    for s, ours in enumerate(scores_later(logits, y, classes)()):
-        alone = scores_later(logits[s : s + 1], y[s : s + 1], classes)()[0]
+    for s, ours in enumerate(PendingScores(logits, y, classes).wait()):
+        alone = PendingScores(logits[s : s + 1], y[s : s + 1], classes).wait()[0]
         for name, value in vars(alone).items():
             same = torch.equal if isinstance(value, torch.Tensor) else float.__eq__
             assert same(getattr(ours, name), value), name

@@ -187,15 +187,15 @@ class LaneStepper:
         fixed_seed = config.seeds[0]  # of what does not vary
         partition_seed = seed if "partition" in vary else fixed_seed
         lane = self.setup.lane(config, partition_seed)
-        lane.seed = seed
+        visibility = lane.visibility
         if "visibility" not in vary:
-            lane.visibility = FixedVisibility(lane.visibility, fixed_seed)
-        selector = ExternalSelector(self.settings.needs | {"global_sketch"})
-        lane.method = replace(
+            visibility = FixedVisibility(visibility, fixed_seed)
+        method = replace(
             lane.method,
-            selector=selector,
+            selector=ExternalSelector(self.settings.needs | {"global_sketch"}),
             takes_all=False,
         )
+        lane = replace(lane, seed=seed, visibility=visibility, method=method)
         model_seed = seed if "model" in vary else fixed_seed
         return lane, self.setup.start(model_seed)
 

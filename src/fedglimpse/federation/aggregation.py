@@ -34,14 +34,10 @@ def weighted_delta(state: Tensor, update: Update) -> Tensor:
     shares = torch.where(total > 0, weights / total.clamp(min=1e-30), equal_shares)
     parameters = update.deltas[..., : update.num_params]
     buffers = update.deltas[..., update.num_params :]
-    parameter_change = _weighted_sum(weights, parameters)
-    buffer_change = _weighted_sum(shares, buffers)
-    return state + torch.cat([parameter_change, buffer_change], dim=-1)
-
-
-def _weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
-    """Return the sum of rows `[..., K, n]` times their weights `[..., K]`."""
-    return (weights.unsqueeze(-2) @ rows).squeeze(-2)
+    parameter_change = weights.unsqueeze(-2) @ parameters  # [..., 1, num_params]
+    buffer_change = shares.unsqueeze(-2) @ buffers  # [..., 1, d - num_params]
+    change = torch.cat([parameter_change, buffer_change], dim=-1)
+    return state + change.squeeze(-2)
 
 
 class WeightedDelta:

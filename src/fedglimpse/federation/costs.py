@@ -115,6 +115,7 @@ class _ReportCost:
     floats_down: float = 0
     client_examples: float = 0  # forward passes on clients
     server_examples: float = 0  # forward passes on the server
+    receivers: int = 0  # clients that need the model for a report before training
     uploads: int = 0  # clients that upload their model for a report
 
 
@@ -137,8 +138,10 @@ class CostModel:
 
         state = self.sizes.state
         uploads = max(act.chosen, reports.uploads)
-        receivers = max(act.trained, act.visible if _receive_before_training(act.needs) else 0)
-        flops_per_example = self.flops.train + (self.flops.forward if act.distils else 0)
+        receivers = max(act.trained, reports.receivers)
+        flops_per_example = self.flops.train
+        if act.distils:
+            flops_per_example += self.flops.forward
         training = act.trained_examples * self.epochs * flops_per_example
         client_passes = reports.client_examples * self.flops.forward
         server_passes = reports.server_examples * self.flops.forward
@@ -159,14 +162,7 @@ class CostModel:
         cost.client_examples += examples * need.client_passes
         cost.client_examples += clients * proxy * need.client_proxy_passes
         cost.server_examples += proxy * (need.server_passes + clients * need.server_passes_each)
+        if need.phase == "probe" and not need.oracle:
+            cost.receivers = max(cost.receivers, clients)
         if need.uploads_model:
             cost.uploads = max(cost.uploads, clients)
-
-
-def _receive_before_training(needs: frozenset[str]) -> bool:
-    """True where every visible client needs the model for a report, trained or not."""
-    for name in needs:
-        need = CATALOGUE[name]
-        if need.phase == "probe" and not need.oracle:
-            return True
-    return False

@@ -113,6 +113,7 @@ CATALOGUE: dict[str, Need] = {
 }
 
 
+SERVER_REPORTS = frozenset(name for name, need in CATALOGUE.items() if need.phase == "server")
 ORACLES = frozenset(name for name, need in CATALOGUE.items() if need.oracle)
 PERMISSION = "allow_oracle"  # the option without which nothing of ORACLES is shown
 

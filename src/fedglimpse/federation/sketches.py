@@ -75,19 +75,14 @@ class GaussianSketch:
         if self.cached and flat.is_cuda:
             product = flat @ self._matrix(flat.device)  # [J, D]
         else:
-            product = self._product_by_tiles(flat)
+            product = flat.new_zeros(len(flat), self.size_out)
+            pieces = torch.split(flat, TILE, 1)
+            for tile, piece in zip(self._tiles(flat.device), pieces, strict=True):
+                tile_product = piece @ tile[: piece.shape[1]]
+                product += tile_product  # a separate step: addmm rounds worse
         root = math.sqrt(self.size_out)
         sketches = product / (root if self.scale == "sqrt" else root * root)
         return sketches.view(*rows.shape[:-1], self.size_out)
-
-    def _product_by_tiles(self, flat: Tensor) -> Tensor:
-        """Return the products `[J, D]` of rows `[J, d]` with P, added tile after tile."""
-        total = flat.new_zeros(len(flat), self.size_out)
-        pieces = torch.split(flat, TILE, 1)
-        for tile, piece in zip(self._tiles(flat.device), pieces, strict=True):
-            product = piece @ tile[: piece.shape[1]]
-            total += product  # a separate step: addmm rounds worse
-        return total
 
     def _tiles(self, device: torch.device) -> Iterator[Tensor]:
         """Yield P transposed, tile after tile.  # [TILE, D] each."""

@@ -39,21 +39,23 @@ class Full:
 
 
 @dataclass(frozen=True)
-class OverlappingClusters:
-    """Clusters on a ring of clients; neighbouring clusters share `overlap` clients.
+class Clusters:
+    """A server that moves between clusters of clients and sees only the one it is at.
 
     Clients stand on a ring in a random order that is fixed for a run. The ring is cut into
     round(N / (cluster_size - overlap)) arcs whose lengths differ by at most one, and a cluster is
     an arc with the first `overlap` clients of the next one, so every client is in at least one
-    cluster. Each round shows one cluster: a uniformly random one, with repetition, or the next.
+    cluster. Without overlap, the paper's setting, clusters are disjoint. Each round shows one
+    cluster: a uniformly random one, with repetition, or the next.
     """
 
     num_clients: int
     cluster_size: int
     overlap: int = 0
     order: Literal["random", "cyclic"] = "random"
+    num_clusters: int = field(init=False)
     _rings: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _clusters: dict[tuple[int, int], Tensor] = field(
+    _visited: dict[tuple[int, int], Tensor] = field(  # the clusters by seed and index
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -70,11 +72,8 @@ class OverlappingClusters:
             f"{self.cluster_size}: use 0 to {self.cluster_size - 1}.",
             key="visibility.overlap",
         )
-
-    @property
-    def num_clusters(self) -> int:
-        """How many clusters there are."""
-        return max(1, round(self.num_clients / (self.cluster_size - self.overlap)))
+        num_clusters = round(self.num_clients / (self.cluster_size - self.overlap))
+        object.__setattr__(self, "num_clusters", max(1, num_clusters))
 
     @property
     def largest(self) -> int:
@@ -83,22 +82,22 @@ class OverlappingClusters:
         return min(longest_arc + self.overlap, self.num_clients)
 
     def visible(self, seed: int, round_num: int) -> Tensor:
-        """Return the cluster of this round."""
+        """Return the cluster the server is at in this round."""
         if self.order == "cyclic":
-            return self.cluster(seed, round_num % self.num_clusters)
-        source = rng.generator(seed, "visibility", round_num)
-        index = torch.randint(self.num_clusters, (), generator=source)
-        return self.cluster(seed, int(index))
+            index = round_num % self.num_clusters
+        else:
+            source = rng.generator(seed, "visibility", round_num)
+            index = int(torch.randint(self.num_clusters, (), generator=source))
+        if (seed, index) not in self._visited:
+            self._visited[seed, index] = self.cluster(seed, index)
+        return self._visited[seed, index]  # [V]
 
     def cluster(self, seed: int, index: int) -> Tensor:
         """Return the sorted ids of one cluster of the run with this seed."""
-        if (seed, index) not in self._clusters:
-            ring = self._ring(seed)
-            start = self._arc_start(index)
-            stop = min(self._arc_start(index + 1) + self.overlap, start + self.num_clients)
-            positions = torch.arange(start, stop) % self.num_clients
-            self._clusters[seed, index] = ring[positions].sort().values
-        return self._clusters[seed, index]  # [V]
+        start = self._arc_start(index)
+        stop = min(self._arc_start(index + 1) + self.overlap, start + self.num_clients)
+        positions = torch.arange(start, stop) % self.num_clients
+        return self._ring(seed)[positions].sort().values
 
     def _ring(self, seed: int) -> Tensor:
         """Return the order of the clients on the ring of the run with this seed.  # [N]."""
@@ -109,33 +108,6 @@ class OverlappingClusters:
 
     def _arc_start(self, index: int) -> int:
         return -(-index * self.num_clients // self.num_clusters)  # rounded up
-
-
-@dataclass(frozen=True)
-class MobileServer:
-    """A server that moves between disjoint clusters and sees only the one it is at.
-
-    The paper's setting. Clusters are random, fixed for a run, and balanced: there are
-    round(N / cluster_size) of them, with sizes that differ by at most one.
-    """
-
-    num_clients: int
-    cluster_size: int
-    order: Literal["random", "cyclic"] = "random"
-    clusters: OverlappingClusters = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        clusters = OverlappingClusters(self.num_clients, self.cluster_size, 0, self.order)
-        object.__setattr__(self, "clusters", clusters)
-
-    @property
-    def largest(self) -> int:
-        """How many clients are visible at most."""
-        return self.clusters.largest
-
-    def visible(self, seed: int, round_num: int) -> Tensor:
-        """Return the cluster the server is at in this round."""
-        return self.clusters.visible(seed, round_num)
 
 
 @dataclass(frozen=True)
@@ -224,18 +196,18 @@ class Pattern(NamedTuple):
 PATTERNS: dict[str, Pattern] = {
     "mobile": Pattern(
         "fixed random clusters of `visibility.cluster_size`, a random one each round",
-        MobileServer,
+        Clusters,
         settings=("cluster_size",),
     ),
     "cyclic": Pattern(
         "the same clusters, one after the other",
-        partial(MobileServer, order="cyclic"),
+        partial(Clusters, order="cyclic"),
         settings=("cluster_size",),
     ),
     "overlapping": Pattern(
         "clusters on a ring, a random one each round; neighbours share `visibility.overlap` "
         "clients",
-        OverlappingClusters,
+        Clusters,
         settings=("cluster_size", "overlap"),
     ),
     "random": Pattern(
@@ -407,7 +379,8 @@ class UserPattern:
         )
         self._require(len(ids) > 0, f"showed no client {when}: return at least one id.")
         ids = ids.long().cpu()
-        smallest, largest = int(ids.min()), int(ids.max())
+        smallest = int(ids.min())
+        largest = int(ids.max())
         self._require(
             smallest >= 0 and largest < self._num_clients,
             f"showed ids from {smallest} to {largest} {when}: ids are 0 to "

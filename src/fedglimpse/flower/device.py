@@ -23,7 +23,7 @@ from fedglimpse.federation.state import Layout
 from fedglimpse.flower.messages import section
 from fedglimpse.simulation.client_reports import Reporter
 from fedglimpse.simulation.evaluation import Evaluator, gradient_distance
-from fedglimpse.simulation.trained_clients import TrainedClients
+from fedglimpse.simulation.lane import TrainedClients
 from fedglimpse.simulation.trainers.choose import recipe_of
 from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs
 from fedglimpse.simulation.trainers.serial import SerialTrainer

@@ -17,8 +17,8 @@ from fedglimpse.flower.deployment import Deployment
 from fedglimpse.flower.handshake import Handshake, wait_until
 from fedglimpse.flower.requests import CheckedUpdate, ClientRequests
 from fedglimpse.flower.round_log import RoundLog
+from fedglimpse.simulation.lane import TrainedClients
 from fedglimpse.simulation.plugin_checks import check_choice, checked_step
-from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.types import Choice, Outcome, Update, View
 
 

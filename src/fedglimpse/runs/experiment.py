@@ -22,8 +22,8 @@ from fedglimpse.runs.progress import Listener, Silent
 from fedglimpse.runs.rounds import positions_of, restore, selectors_of, snapshot
 from fedglimpse.runs.summary import summarise
 from fedglimpse.runs.trackers import LiveLog
+from fedglimpse.simulation.lane import RoundResults
 from fedglimpse.simulation.plugin_checks import check_state
-from fedglimpse.simulation.results import RoundResults
 from fedglimpse.simulation.world import Lane, World
 from fedglimpse.storage.checkpoint import settle
 
@@ -113,6 +113,7 @@ class Pack:
             check_policy(config, lanes)
             self.runs.append(PackedRun(config, path, self.world, lanes))
         self.unfinished = list(self.runs)
+        self.learns_later = trains_in_background(self.world)
         self._last_time = 0.0  # when the last round was learnt from
 
     def run(self, resume: bool, should_stop: Callable[[], bool]) -> list[Result]:
@@ -153,7 +154,7 @@ class Pack:
             previous = world.score(on_test=self.lanes_on_test())
             stop = should_stop()
             save = stop or any(run.is_due(run.config.checkpoint.every) for run in self.unfinished)
-            if save or not self.learning_can_wait():
+            if save or not self.learns_later or self.models_are_kept():
                 self.learn(previous, save)
                 previous = None
             if stop and any(not run.is_finished for run in self.unfinished):
@@ -192,12 +193,9 @@ class Pack:
             on_test += [run.is_due(run.config.evaluate.every)] * len(run.lanes)
         return on_test
 
-    def learning_can_wait(self) -> bool:
-        """True where learning can wait until the clients of the next round train."""
-        if not trains_in_background(self.world):
-            return False
-        keeps = [run.is_due(run.config.checkpoint.keep_models) for run in self.unfinished]
-        return not any(keeps)  # models are stored between two rounds
+    def models_are_kept(self) -> bool:
+        """True where models are stored before the next round begins."""
+        return any(run.is_due(run.config.checkpoint.keep_models) for run in self.unfinished)
 
     def save(self) -> None:
         """Replace the checkpoints of all runs, so that they resume together.
@@ -282,7 +280,8 @@ class PackedRun:
         if self.folder is not None:
             self.folder.append(numbered)
             self._keep_models()
-        self.live.round(numbered)
+        if self.live.sinks:
+            self.live.round(numbered)
 
     def _keep_models(self) -> None:
         """Keep the models that the coming round starts from, if the configuration says so."""

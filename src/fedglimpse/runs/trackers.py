@@ -133,8 +133,6 @@ class LiveLog:
 
     def round(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Pass on the metrics of a round, one record for each seed."""
-        if not self.sinks:
-            return
         for record in records:
             metrics = metrics_of(record)
             sinks = self.sinks[record["seed"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,12 +10,13 @@ from torch import Tensor
 
 from fedglimpse.data.population import Population
 from fedglimpse.federation.devices import keeps_lanes_separate
-from fedglimpse.federation.reports import CATALOGUE
+from fedglimpse.federation.reports import CATALOGUE, Phase
 from fedglimpse.simulation.evaluation import Evaluator, gradient_distance
-from fedglimpse.simulation.trained_clients import TrainedClients, deltas_of, states_of
+from fedglimpse.simulation.lane import TrainedClients, deltas_of, states_of
 
 Sketch = Callable[[Tensor], Tensor]  # [..., parameters] -> [..., D]
 
+NO_ROWS = torch.zeros(0, dtype=torch.long)
 
 # On a CPU these are computed for each lane by itself, so that its bits do not depend on the others.
 ALONE_ON_CPU = frozenset(
@@ -27,23 +28,11 @@ ALONE_ON_CPU = frozenset(
 class ReportRequest:
     """The reports that one lane asks for in this round."""
 
-    names: frozenset[str]  # of `reports.CATALOGUE`, of any phase
+    names: frozenset[str]  # of `reports.CATALOGUE`
     population: Population
     state: Tensor  # [d] the global model
     ids: Tensor  # [V] clients that report
     clients: TrainedClients | None = None  # the same clients, where they have trained
-
-    @property
-    def trained(self) -> TrainedClients:
-        """The clients, which have trained."""
-        if self.clients is None:
-            raise ValueError(f"clients {self.ids.tolist()} are asked for reports before training")
-        return self.clients
-
-    @property
-    def rows(self) -> list[Tensor]:
-        """Rows of the dataset that each client holds."""
-        return [self.population.rows[client] for client in self.ids.tolist()]
 
 
 Requests = Sequence[ReportRequest]  # one for each lane
@@ -61,10 +50,11 @@ class Reporter:
         self.sketch = sketch
         self.num_params = num_params
         self.evaluator = evaluator
+        self._keeps_lanes_separate = keeps_lanes_separate(evaluator.device)
         self._of_lane: Mapping[str, Callable[[ReportRequest], Tensor]] = {
             "label_histogram": lambda lane: lane.population.label_histogram(lane.ids),
-            "train_loss": lambda lane: lane.trained.loss,
-            "rms_loss": lambda lane: lane.trained.squared_loss.sqrt(),
+            "train_loss": lambda lane: _trained([lane])[0].loss,
+            "rms_loss": lambda lane: _trained([lane])[0].squared_loss.sqrt(),
             "delta_similarity": self._delta_similarity,
             "proxy_histogram": self._proxy_histogram,
         }
@@ -72,29 +62,29 @@ class Reporter:
             "loss": self._loss,
             "gradient_distance": lambda lanes: self._distances(lanes, per_tensor=True),
             "gradient_distance_l2": lambda lanes: self._distances(lanes, per_tensor=False),
-            "sketch": lambda lanes: _split(lanes, self._sketched(_states(lanes))),
-            "delta_sketch": lambda lanes: _split(lanes, self._sketched(_deltas(lanes))),
-            "update_norm": lambda lanes: _split(lanes, self._norms(_deltas(lanes))),
+            "sketch": self._sketches,
+            "delta_sketch": self._delta_sketches,
+            "update_norm": self._update_norms,
             "loss_after": self._loss_after,
             "proxy_predictions": self._proxy_predictions,
             "proxy_logits": self._proxy_logits,
-            "global_sketch": lambda lanes: self._sketched(_global_states(lanes)).unbind(),
+            "global_sketch": self._global_sketches,
         }
 
-    def report(self, phase: str, requests: Requests) -> list[dict[str, Tensor]]:
-        """Return the reports of one phase that each lane asks for: name -> tensor."""
-        reports: list[dict[str, Tensor]] = [{} for _ in requests]
-        names: set[str] = set()
-        for request in requests:
-            names |= request.names
-        names.discard("reward")  # the server knows it after the round
-        for name in sorted(names):
-            if CATALOGUE[name].phase != phase:
-                continue
-            lanes = [i for i, request in enumerate(requests) if name in request.names]
-            values = _to_cpu(self._values(name, [requests[i] for i in lanes]))
-            for i, value in zip(lanes, values, strict=True):
-                reports[i][name] = value.flatten(1) if value.dim() > 2 else value
+    def report(self, requests: Mapping[int, ReportRequest]) -> dict[int, dict[str, Tensor]]:
+        """Return the reports that each lane asks for: name -> tensor."""
+        reports: dict[int, dict[str, Tensor]] = {}
+        asking: dict[str, list[int]] = {}  # lanes by the report they ask for
+        for r, request in requests.items():
+            reports[r] = {}
+            for name in request.names:
+                asking.setdefault(name, []).append(r)
+        asking.pop("reward", None)  # the server knows it after the round
+        for name in sorted(asking):
+            lanes = asking[name]
+            values = self._values(name, [requests[r] for r in lanes])
+            for r, value in zip(lanes, _to_cpu(values), strict=True):
+                reports[r][name] = value.flatten(1) if value.dim() > 2 else value
         return reports
 
     def _values(self, name: str, requests: Requests) -> Sequence[Tensor]:
@@ -102,7 +92,7 @@ class Reporter:
         if name in self._of_lane:
             return list(map(self._of_lane[name], requests))
         compute = self._of_lanes[name]
-        if name in ALONE_ON_CPU and keeps_lanes_separate(requests[0].state.device):
+        if name in ALONE_ON_CPU and self._keeps_lanes_separate:
             return [compute([request])[0] for request in requests]
         return compute(requests)
 
@@ -110,55 +100,59 @@ class Reporter:
         self, names: frozenset[str], state: Tensor, population: Population, ids: Tensor
     ) -> dict[str, Tensor]:
         """Return one lane's reports at the global model `[d]`, before training."""
-        return self.report("probe", [ReportRequest(names, population, state, ids)])[0]
+        request = ReportRequest(_of_phase(names, "probe"), population, state, ids)
+        return self.report({0: request})[0]
 
     def trained(
         self, names: frozenset[str], clients: TrainedClients, population: Population
     ) -> dict[str, Tensor]:
         """Return one lane's reports of clients that have trained."""
+        trained_names = _of_phase(names, "trained")
         state = clients.states.new_zeros(0)  # no such report reads the global model
-        request = ReportRequest(names, population, state, clients.ids, clients)
-        return self.report("trained", [request])[0]
+        request = ReportRequest(trained_names, population, state, clients.ids, clients)
+        return self.report({0: request})[0]
 
     def server(
         self, names: frozenset[str], state: Tensor, population: Population
     ) -> dict[str, Tensor]:
         """Return what one lane's server knows of its global model `[d]`."""
         nobody = torch.zeros(0, dtype=torch.long)
-        return self.report("server", [ReportRequest(names, population, state, nobody)])[0]
+        request = ReportRequest(_of_phase(names, "server"), population, state, nobody)
+        return self.report({0: request})[0]
 
     # ---- At the global model, before training.
 
-    def _loss(self, requests: Requests) -> list[Tensor]:
+    def _loss(self, requests: Requests) -> Sequence[Tensor]:
         """Mean loss of each lane's global model on its clients' examples `[V]`."""
-        xs: list[Tensor] = []
-        ys: list[Tensor] = []
-        counts: list[list[int]] = []  # examples of each client, lane by lane
+        x, y, counts = _client_examples(requests)
+        lane_counts: list[int] = []  # examples of all clients of a lane
+        first = 0
         for request in requests:
-            rows = request.rows
-            x, y = _examples(request.population, _joined(rows))
-            xs.append(x)
-            ys.append(y)
-            counts.append(_lengths(rows))
-        lane_losses = self.evaluator.losses(_global_states(requests), xs, ys)
-        means = []
-        for losses, lane_counts in zip(lane_losses, counts, strict=True):
-            means.append(_means(losses.split(lane_counts), like=losses))
-        return means
+            last = first + len(request.ids)
+            lane_counts.append(sum(counts[first:last]))
+            first = last
+        states = _global_states(requests)
+        losses = self.evaluator.losses(states, x.split(lane_counts), y.split(lane_counts))
+        losses_of_clients = torch.cat(losses).split(counts)
+        return _split(requests, _means(losses_of_clients, like=losses[0]))
 
     def _distances(self, requests: Requests, per_tensor: bool) -> list[Tensor]:
         """Distance of each client's full gradient from the proxy gradient `[V]`."""
-        xs: list[Tensor] = []
-        ys: list[Tensor] = []
+        proxy_xs: list[Tensor] = []
+        proxy_ys: list[Tensor] = []
         states: list[Tensor] = []
         for request in requests:
             x, y = proxy_examples(request.population)
-            xs.append(x)
-            ys.append(y)
+            proxy_xs.append(x)
+            proxy_ys.append(y)
             states.append(request.state.expand(len(request.ids), -1))
-        proxy_gradients = self.evaluator.mean_gradients(_global_states(requests), xs, ys)
-        examples = _examples_of_each_client(requests)
-        gradients = self.evaluator.mean_gradients(torch.cat(states), *examples)
+        proxy_gradients = self.evaluator.mean_gradients(
+            _global_states(requests), proxy_xs, proxy_ys
+        )
+        x, y, counts = _client_examples(requests)
+        gradients = self.evaluator.mean_gradients(
+            torch.cat(states), x.split(counts), y.split(counts)
+        )
         distances = []
         for clients, proxy in zip(_split(requests, gradients), proxy_gradients, strict=True):
             layout = self.evaluator.layout
@@ -167,20 +161,28 @@ class Reporter:
 
     # ---- After training.
 
-    def _sketched(self, rows: Tensor) -> Tensor:
-        return self.sketch(rows[..., : self.num_params])
+    def _sketches(self, requests: Requests) -> Sequence[Tensor]:
+        states = states_of(_trained(requests))  # [J, d]
+        return _split(requests, self.sketch(states[:, : self.num_params]))
 
-    def _norms(self, rows: Tensor) -> Tensor:
-        return rows[:, : self.num_params].norm(dim=1)
+    def _delta_sketches(self, requests: Requests) -> Sequence[Tensor]:
+        deltas = deltas_of(_trained(requests))  # [J, d]
+        return _split(requests, self.sketch(deltas[:, : self.num_params]))
+
+    def _update_norms(self, requests: Requests) -> Sequence[Tensor]:
+        deltas = deltas_of(_trained(requests))  # [J, d]
+        return _split(requests, deltas[:, : self.num_params].norm(dim=1))
 
     def _loss_after(self, requests: Requests) -> Sequence[Tensor]:
         """Mean loss of each client's trained model on its examples `[V]`."""
-        states = torch.cat([request.trained.states for request in requests])
-        losses = self.evaluator.losses(states, *_examples_of_each_client(requests))
+        states = torch.cat([clients.states for clients in _trained(requests)])
+        x, y, counts = _client_examples(requests)
+        losses = self.evaluator.losses(states, x.split(counts), y.split(counts))
         return _split(requests, _means(losses, like=states))
 
     def _delta_similarity(self, request: ReportRequest) -> Tensor:
-        return cosines(request.trained.deltas[:, : self.num_params])
+        deltas = deltas_of(_trained([request]))
+        return cosines(deltas[:, : self.num_params])
 
     def _proxy_predictions(self, requests: Requests) -> list[Tensor]:
         return [logits.softmax(2) for logits in self._proxy_logits(requests)]
@@ -205,7 +207,7 @@ class Reporter:
             x, _ = proxy_examples(request.population)
             copies.append(x.expand(len(request.ids), *x.shape))
         x = copies[0] if len(copies) == 1 else torch.cat(copies)  # [J, P, *shape]
-        states = _states(requests)
+        states = states_of(_trained(requests))  # [J, d]
         if not len(states):
             logits = states.new_zeros(0, x.shape[1], self.evaluator.num_classes)
         else:
@@ -213,6 +215,10 @@ class Reporter:
         return _split(requests, logits)
 
     # ---- Known to the server.
+
+    def _global_sketches(self, requests: Requests) -> Sequence[Tensor]:
+        states = _global_states(requests)
+        return self.sketch(states[:, : self.num_params]).unbind()
 
     def _proxy_histogram(self, request: ReportRequest) -> Tensor:
         """Shares of classes that the global model predicts on the proxy set `[C]`."""
@@ -229,31 +235,27 @@ def cosines(rows: Tensor) -> Tensor:
 
 def proxy_examples(population: Population) -> tuple[Tensor, Tensor]:
     """Return the server's proxy examples and labels."""
-    return _examples(population, population.proxy)
-
-
-def _examples(population: Population, rows: Tensor) -> tuple[Tensor, Tensor]:
     dataset = population.dataset
-    rows = rows.to(dataset.y_train.device)
+    rows = population.proxy.to(dataset.y_train.device)
     return dataset.x_train[rows], dataset.y_train[rows]
 
 
-def _examples_of_each_client(requests: Requests) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Return the examples and labels of every client of all lanes, gathered in one pass."""
-    rows: list[Tensor] = []
+def _client_examples(requests: Requests) -> tuple[Tensor, Tensor, list[int]]:
+    """Return the examples of all clients of all lanes, gathered in one pass.
+
+    Returns:
+        Examples and labels, one client after the other, and how many each client has.
+    """
+    rows = [NO_ROWS]  # there may be no client
+    counts: list[int] = []
     for request in requests:
-        rows += request.rows
-    x, y = _examples(requests[0].population, _joined(rows))
-    return x.split(_lengths(rows)), y.split(_lengths(rows))
-
-
-def _joined(rows: Sequence[Tensor]) -> Tensor:
-    """Return row numbers one after the other; there may be none."""
-    return torch.cat(list(rows)) if rows else torch.zeros(0, dtype=torch.long)
-
-
-def _lengths(tensors: Iterable[Tensor]) -> list[int]:
-    return [len(tensor) for tensor in tensors]
+        for client in request.ids.tolist():
+            client_rows = request.population.rows[client]
+            rows.append(client_rows)
+            counts.append(len(client_rows))
+    dataset = requests[0].population.dataset
+    joined_rows = torch.cat(rows).to(dataset.y_train.device)
+    return dataset.x_train[joined_rows], dataset.y_train[joined_rows], counts
 
 
 def _means(losses: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -265,12 +267,15 @@ def _global_states(requests: Requests) -> Tensor:
     return torch.stack([request.state for request in requests])  # [R, d]
 
 
-def _states(requests: Requests) -> Tensor:
-    return states_of([request.trained for request in requests])  # [J, d]
-
-
-def _deltas(requests: Requests) -> Tensor:
-    return deltas_of([request.trained for request in requests])  # [J, d]
+def _trained(requests: Requests) -> list[TrainedClients]:
+    """Return the clients of each lane, which have trained."""
+    trained: list[TrainedClients] = []
+    for request in requests:
+        if request.clients is None:
+            ids = request.ids.tolist()
+            raise ValueError(f"clients {ids} are asked for reports before training")
+        trained.append(request.clients)
+    return trained
 
 
 def _split(requests: Requests, rows: Tensor) -> Sequence[Tensor]:
@@ -280,9 +285,14 @@ def _split(requests: Requests, rows: Tensor) -> Sequence[Tensor]:
 
 def _to_cpu(values: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors to the CPU as float32, in one transfer."""
-    same_shape = len({value.shape[1:] for value in values}) == 1
-    rows = values if same_shape else [value.reshape(-1) for value in values]
-    copied = torch.cat(list(rows)).detach().float().cpu().split(_lengths(rows))
-    if same_shape:
-        return list(copied)
-    return [row.view(value.shape) for row, value in zip(copied, values, strict=True)]
+    flat_values = [value.reshape(-1) for value in values]
+    lengths = [len(flat_value) for flat_value in flat_values]
+    copied = torch.cat(flat_values).detach().float().cpu()
+    on_cpu: list[Tensor] = []
+    for flat_copy, value in zip(copied.split(lengths), values, strict=True):
+        on_cpu.append(flat_copy.view(value.shape))
+    return on_cpu
+
+
+def _of_phase(names: frozenset[str], phase: Phase) -> frozenset[str]:
+    return frozenset(name for name in names if CATALOGUE[name].phase == phase)

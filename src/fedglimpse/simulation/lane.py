@@ -1,9 +1,16 @@
-"""One federation among those that run side by side, and what happens in it in one round."""
+"""One federation among those that run side by side, and one round of it from start to result.
+
+A `Lane` is a federation, `TrainedClients` are those of its clients that have trained in a round,
+`LaneRound` is what it has seen and done in that round, and `RoundResults` are the outcomes and
+records of a finished round of all lanes. Functions that take several lanes do in one pass what
+their readable twins do for one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,17 +18,24 @@ from torch import Tensor
 
 from fedglimpse.data.population import Population
 from fedglimpse.federation.aggregation import step_lanes
-from fedglimpse.federation.costs import Activity
+from fedglimpse.federation.costs import Activity, CostModel
 from fedglimpse.federation.reports import ORACLES, trains_before_choice
-from fedglimpse.simulation.evaluation import Reward
-from fedglimpse.simulation.plugin_checks import checked_step
-from fedglimpse.simulation.trained_clients import TrainedClients, deltas_of
-from fedglimpse.types import Choice, Method, Update, View, Visibility
+from fedglimpse.simulation.evaluation import PendingScores, Reward, Scores
+from fedglimpse.simulation.plugin_checks import (
+    COUNTED_METRIC,
+    checked_step,
+    plain_metrics,
+    reported_flops,
+)
+from fedglimpse.types import Choice, Method, Outcome, RoundRecord, Update, View, Visibility
 
 
 @dataclass(eq=False)  # compared by identity
 class Lane:
-    """One federation: its clients, who can be seen, and the method that runs it."""
+    """One federation: its clients, who can be seen, and the method that runs it.
+
+    What the method needs is looked up once: it cannot change in the middle of a run.
+    """
 
     seed: int
     population: Population
@@ -33,20 +47,49 @@ class Lane:
     round_num: int = 0  # rounds finished
     visits: int = 0  # local trainings in all rounds
 
-    @property
+    @cached_property
     def trains_first(self) -> bool:
         """True where all visible clients train before the choice."""
         return trains_before_choice(self.method.selector.needs)
 
-    @property
+    @cached_property
     def needs_after(self) -> frozenset[str]:
         """Reports that only the chosen clients send."""
         return self.method.selector.learns_from | self.method.aggregator.needs
 
-    @property
+    @cached_property
     def oracle(self) -> bool:
         """True where the method reads what no server may know."""
         return not ORACLES.isdisjoint(self.method.selector.needs | self.needs_after)
+
+
+@dataclass(frozen=True)
+class TrainedClients:
+    """Clients of one lane that have trained in a round."""
+
+    ids: Tensor  # [V] on the CPU
+    starts: Tensor  # [V, d] what they trained from; stride 0 where all started from the same state
+    states: Tensor  # [V, d] their trained states
+    loss: Tensor  # [V] mean training loss, on the CPU
+    squared_loss: Tensor  # [V] mean squared training loss of an example, on the CPU
+
+    @property
+    def deltas(self) -> Tensor:
+        """Trained states minus starts `[V, d]`."""
+        return self.states - self.starts
+
+    def pick(self, slots: Tensor) -> TrainedClients:
+        """Return the clients at these positions, in this order."""
+        return pick_each([self], [slots])[0]
+
+    @staticmethod
+    def joined(links: Sequence[TrainedClients]) -> TrainedClients:
+        """Return the clients that trained one after another, in order."""
+        columns: dict[str, list[Tensor]] = {field.name: [] for field in fields(TrainedClients)}
+        for clients in links:
+            for name, column in columns.items():
+                column.append(getattr(clients, name))
+        return TrainedClients(**{name: torch.cat(column) for name, column in columns.items()})
 
 
 @dataclass
@@ -90,13 +133,6 @@ class LaneRound:
         if finite_ids:
             self.train_loss = float(clients.loss.mean())
 
-    def set_candidates(self, clients: TrainedClients) -> None:
-        """Let only clients be chosen that have trained with a finite update."""
-        self.candidates = clients
-        self.ids = clients.ids
-        if self.rejected_ids:
-            self.sizes = self.sizes_of(clients.ids)
-
     def select(self, choice: Choice, clients: TrainedClients) -> None:
         """Note whose updates are used, and with which weights.
 
@@ -110,19 +146,19 @@ class LaneRound:
         usable = [i for i, client in enumerate(chosen_ids) if client not in self.rejected_ids]
         weights = choice.weights_at(usable)
         if weights is None:
-            sizes = self.sizes_of(clients.ids).double()
+            sizes = self.sizes[choice.slots[usable]].double()
             weights = sizes / sizes.sum()
         self.weights = weights
-
-    def sizes_of(self, ids: Tensor) -> Tensor:
-        """Return the local examples of visible clients `[n]`, int64."""
-        return torch.tensor([self.examples[client] for client in ids.tolist()], dtype=torch.long)
 
     def activity(self, lane: Lane, selector_flops: int) -> Activity:
         """Count what the round did, for its costs; a round that passes asks nothing of anyone."""
         has_view = self.view is not None
-        visible = self.examples if has_view or self.trained_ids else {}
-        selected = [] if self.selected is None else self.selected.tolist()
+        visible: Mapping[int, int] = {}
+        if has_view or self.trained_ids:
+            visible = self.examples
+        selected: list[int] = []
+        if self.selected is not None:
+            selected = self.selected.tolist()
         return Activity(
             needs=lane.method.selector.needs if visible else frozenset(),
             needs_after=lane.needs_after if has_view else frozenset(),
@@ -135,6 +171,106 @@ class LaneRound:
             selector_flops=selector_flops,
             distils=lane.method.objective.distill > 0,
         )
+
+
+ScoresOfLanes = tuple[Sequence[int], PendingScores]  # positions of lanes, and their scores
+
+
+@dataclass(frozen=True)
+class RoundResults:
+    """One finished round of all lanes; lanes that leave or restart afterwards do not matter.
+
+    On a GPU the scores may still be on their way, so that a server can send its clients off to the
+    next round before it reads them.
+    """
+
+    lanes: Sequence[Lane]
+    rounds: Sequence[LaneRound]
+    proxy_scores: Sequence[ScoresOfLanes]  # of the lanes in which clients were chosen
+    test_scores: Sequence[ScoresOfLanes]  # of the lanes that are evaluated in this round
+    costs: CostModel
+
+    def outcomes(self) -> list[Outcome | None]:
+        """Return what selectors learn from, and update the rewards; to be called once."""
+        outcomes: list[Outcome | None] = [None] * len(self.lanes)
+        for r, scores in _by_lane(self.proxy_scores).items():
+            lane = self.lanes[r]
+            lane_round = self.rounds[r]
+            assert lane_round.selected is not None
+            learns_from = lane.method.selector.learns_from
+            reports = lane_round.reports
+            reward, reward_per_class = lane.reward.update(scores)
+            outcomes[r] = Outcome(
+                round_num=lane_round.round_num,
+                selected=lane_round.selected,
+                reward=reward,
+                score=lane.reward.score(scores),
+                per_class=scores.per_class_f1,
+                reward_per_class=reward_per_class,
+                weights=lane_round.weights.float(),
+                reports={name: reports[name] for name in reports if name in learns_from},
+            )
+        return outcomes
+
+    def records(self, metrics: Sequence[Mapping[str, float] | None]) -> list[dict[str, Any]]:
+        """Return one record for each lane, without its wall time; call `outcomes` before.
+
+        Args:
+            metrics: what each selector's feedback returned.
+        """
+        test_scores = _by_lane(self.test_scores)
+        records = []
+        for r, lane_metrics in enumerate(metrics):
+            records.append(self._record(r, lane_metrics, test_scores.get(r)).to_json())
+        return records
+
+    def _record(
+        self, r: int, feedback: Mapping[str, float] | None, scores: Scores | None
+    ) -> RoundRecord:
+        lane = self.lanes[r]
+        lane_round = self.rounds[r]
+        selected: list[int] = []
+        if lane_round.selected is not None:
+            selected = lane_round.selected.tolist()
+        selector_name = type(lane.method.selector).__name__
+        feedback_source = f"What {selector_name}.feedback() returned"
+        info_source = f"Choice.info of {selector_name}.select()"
+        extra = dict(plain_metrics(lane_round.choice_info, info_source))
+        metrics = dict(plain_metrics(feedback, feedback_source))
+        selector_flops = 0
+        if COUNTED_METRIC in metrics:
+            selector_flops = reported_flops(metrics, feedback_source)
+            del metrics[COUNTED_METRIC]  # counted in the cost
+        cost = self.costs.round(lane_round.activity(lane, selector_flops))
+        return RoundRecord(
+            lane=r,
+            seed=lane.seed,
+            round=lane_round.round_num,
+            visible=list(lane_round.examples),
+            selected=selected,
+            rejected=list(lane_round.rejected_ids),
+            weights=lane_round.weights.tolist(),
+            accuracy=None if scores is None else scores.accuracy,
+            macro_f1=None if scores is None else scores.macro_f1,
+            per_class_f1=None if scores is None else scores.per_class_f1.tolist(),
+            loss=None if scores is None else scores.loss,
+            train_loss=lane_round.train_loss,
+            reward=lane.reward.total,
+            extra=extra | metrics,
+            uplink_bytes=cost.uplink_bytes,
+            downlink_bytes=cost.downlink_bytes,
+            client_flops=cost.client_flops,
+            server_flops=cost.server_flops,
+            oracle=True if lane.oracle else None,
+        )
+
+
+def _by_lane(pending: Sequence[ScoresOfLanes]) -> dict[int, Scores]:
+    """Wait for scores; returns them by the position of the lane."""
+    by_lane: dict[int, Scores] = {}
+    for positions, scores in pending:
+        by_lane |= zip(positions, scores.wait(), strict=True)
+    return by_lane
 
 
 def step_alone(
@@ -154,7 +290,7 @@ def step_alone(
     update = Update(
         round_num=lane_round.round_num,
         ids=clients.ids,
-        sizes=lane_round.sizes_of(clients.ids),
+        sizes=lane.population.sizes[clients.ids],
         starts=clients.starts,
         deltas=clients.deltas,
         weights=lane_round.weights.to(state),
@@ -185,7 +321,9 @@ def step_together(
         num_params: as in `step_alone`.
     """
     weights = torch.stack([lane_round.weights for lane_round in rounds]).to(states.dtype)
-    sizes = [r.sizes_of(trained.ids) for r, trained in zip(rounds, clients, strict=True)]
+    sizes: list[Tensor] = []
+    for lane, trained in zip(lanes, clients, strict=True):
+        sizes.append(lane.population.sizes[trained.ids])
     update = Update(
         round_num=-1,  # every lane counts its own
         ids=torch.stack([trained.ids for trained in clients]),
@@ -197,3 +335,77 @@ def step_together(
         reports={},
     )
     return step_lanes([lane.method.aggregator for lane in lanes], states, update)
+
+
+def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> list[TrainedClients]:
+    """Pick clients of every lane by position; the states of all lanes are copied in one pass.
+
+    Args:
+        clients: of each lane.
+        slots: the positions in each lane, on the CPU.
+    """
+    rows: list[int] = []  # positions among the clients of all lanes
+    first_row = 0  # of a lane
+    for trained, lane_slots in zip(clients, slots, strict=True):
+        rows += [first_row + slot for slot in lane_slots.tolist()]
+        first_row += trained.ids.shape[0]
+    device = clients[0].states.device
+    row_index = torch.tensor(rows, dtype=torch.long).to(device, non_blocking=True)
+    states = states_of(clients)[row_index]
+    picked = []
+    first_row = 0  # of a lane in `states`
+    for trained, lane_slots in zip(clients, slots, strict=True):
+        last_row = first_row + lane_slots.shape[0]
+        if trained.starts.stride(0) == 0:  # all started from the same state: nothing to copy
+            starts = trained.starts[: lane_slots.shape[0]]
+        else:
+            starts = trained.starts[lane_slots.to(device)]
+        picked.append(
+            TrainedClients(
+                ids=trained.ids[lane_slots],
+                starts=starts,
+                states=states[first_row:last_row],
+                loss=trained.loss[lane_slots],
+                squared_loss=trained.squared_loss[lane_slots],
+            )
+        )
+        first_row = last_row
+    return picked
+
+
+def deltas_of(clients: Sequence[TrainedClients]) -> Tensor:
+    """Return the deltas of all lanes' clients, one lane after the other `[J, d]`."""
+    states = states_of(clients)
+    starts = [trained.starts for trained in clients]
+    count = starts[0].shape[0]
+    if count and all(rows.shape[0] == count and rows.stride(0) == 0 for rows in starts):
+        lane_starts = torch.cat([rows[:1] for rows in starts])  # [R, d] one for each lane is enough
+        lane_states = states.unflatten(0, (-1, count))  # [R, K, d]
+        return (lane_states - lane_starts[:, None]).flatten(0, 1)
+    return states - torch.cat(starts)
+
+
+def states_of(clients: Sequence[TrainedClients]) -> Tensor:
+    """Return the states of all lanes' clients to read, one lane after the other `[J, d]`.
+
+    A trainer returns the states of all lanes as one table, of which each lane gets a slice. Where
+    the states lie one after the other in memory, the result is that table and not a copy.
+    """
+    first = clients[0].states
+    width = first.shape[1]
+    row_bytes = width * first.element_size()
+    begin = first.data_ptr()
+    memory = first.untyped_storage()
+    rows = 0
+    is_one_table = True
+    for trained in clients:
+        states = trained.states
+        follows = states.data_ptr() == begin + rows * row_bytes and states.is_contiguous()
+        same_kind = states.shape[1] == width and states.dtype == first.dtype
+        is_one_table = is_one_table and follows and same_kind
+        rows += states.shape[0]
+    if begin + rows * row_bytes > memory.data_ptr() + memory.nbytes():
+        is_one_table = False  # neighbours by chance, in memory of different tensors
+    if is_one_table:
+        return first.as_strided((rows, width), (width, 1))
+    return torch.cat([trained.states for trained in clients])

@@ -17,9 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse import rng
 from fedglimpse.data.population import Population
-from fedglimpse.simulation.lane import Lane
+from fedglimpse.simulation.lane import Lane, TrainedClients
 from fedglimpse.simulation.plugin_checks import checked_starts
-from fedglimpse.simulation.trained_clients import TrainedClients
 from fedglimpse.simulation.trainers.jobs import (
     JobsSummary,
     LocalTrainer,
@@ -142,10 +141,14 @@ def launch(
     groups: Sequence[ClientGroup],
     client_rows: ClientRows,
 ) -> RunningTraining:
-    """Start to train some clients, all in one call of the trainer."""
-    if not groups:
-        return RunningTraining((), None)
-    client_rows.hold([lane.population for lane in lanes], groups[0].starts.device)
+    """Start to train some clients, all in one call of the trainer.
+
+    Args:
+        trainer: runs the trainings.
+        lanes: all lanes.
+        groups: of clients, at least one.
+        client_rows: the rows that clients hold.
+    """
     starts, jobs = _jobs(lanes, groups, client_rows)
     return RunningTraining(groups, trainer.train(starts, jobs))
 
@@ -166,7 +169,7 @@ def _jobs(
         ids = group.ids.tolist()
         clients.append((lane.population, ids))
         keys += [rng.key(lane.seed, "train", lane.round_num, client) for client in ids]
-        sizes += client_rows.sizes(lane.population, ids)
+        sizes += lane.population.sizes[group.ids].tolist()
         goal = lane.method.objective
         first_visit = lane.visits + group.stage
         for i in range(len(ids)):
@@ -227,8 +230,7 @@ class ClientRows:
     def __init__(self) -> None:
         """Hold nothing."""
         self._rows = torch.zeros(0, dtype=torch.long)  # of all clients of all populations
-        # By identity of the population, which is kept alive: where the rows of each client begin,
-        # and where those of the last client end.
+        # By identity of the population, which is kept alive: where the rows of each client begin.
         self._begins: dict[int, tuple[Population, list[int]]] = {}
 
     def hold(self, populations: Sequence[Population], device: torch.device) -> None:
@@ -248,22 +250,15 @@ class ClientRows:
         for population in with_table:
             if id(population) in self._begins:
                 continue
-            begins = [count]
+            begins: list[int] = []
             for client_rows in population.rows:
+                begins.append(count)
                 rows.append(client_rows)
                 count += len(client_rows)
                 longest = max(longest, len(client_rows))
-                begins.append(count)
             self._begins[id(population)] = (population, begins)
         rows.append(torch.zeros(longest, dtype=torch.long))  # nothing is read beyond the end
         self._rows = torch.cat(rows).to(device)
-
-    def sizes(self, population: Population, clients: Sequence[int]) -> list[int]:
-        """Return how many rows some clients of a held population have."""
-        if id(population) not in self._begins:
-            return population.sizes[list(clients)].tolist()
-        begins = self._begins[id(population)][1]
-        return [begins[client + 1] - begins[client] for client in clients]
 
     def take(
         self, clients: Sequence[tuple[Population, Sequence[int]]], sizes: Tensor, width: int

@@ -14,7 +14,8 @@ files or progress bars.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,9 +26,19 @@ from fedglimpse.data.dataset import Dataset
 from fedglimpse.federation.aggregation import batch_key
 from fedglimpse.federation.costs import CostModel
 from fedglimpse.federation.devices import keeps_lanes_separate
+from fedglimpse.federation.reports import SERVER_REPORTS
 from fedglimpse.simulation.client_reports import Reporter, ReportRequest, proxy_examples
-from fedglimpse.simulation.evaluation import Evaluator, Scores
-from fedglimpse.simulation.lane import Lane, LaneRound, step_alone, step_together
+from fedglimpse.simulation.evaluation import Evaluator
+from fedglimpse.simulation.lane import (
+    Lane,
+    LaneRound,
+    RoundResults,
+    ScoresOfLanes,
+    TrainedClients,
+    pick_each,
+    step_alone,
+    step_together,
+)
 from fedglimpse.simulation.local_training import (
     ClientRows,
     RunningTraining,
@@ -36,14 +47,21 @@ from fedglimpse.simulation.local_training import (
     train,
 )
 from fedglimpse.simulation.plugin_checks import check_method, check_state
-from fedglimpse.simulation.results import RoundResults, ScoresByLane
-from fedglimpse.simulation.trained_clients import TrainedClients, pick_each
 from fedglimpse.simulation.trainers.jobs import LocalTrainer
 from fedglimpse.types import Choice, View
 
 __all__ = ["Lane", "World"]
 
 LARGEST_PASS = 2**27  # floats of client states that are aggregated at once, half a GiB
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Examples on which the models of some lanes are scored in one pass."""
+
+    positions: Sequence[int]  # of S lanes in the world
+    x: Tensor  # [S, n, *shape], with stride 0 in front where all lanes have the same examples
+    y: Tensor  # [S, n]
 
 
 class World:
@@ -83,19 +101,26 @@ class World:
         self.reporter = reporter
         self.costs = costs
         self.rounds: list[LaneRound] = []  # the current round, lane by lane
+        self._keeps_lanes_separate = keeps_lanes_separate(start.device)
+        self._lanes_changed = True  # what is gathered below belongs to other lanes
         self._client_rows = ClientRows()
-        self._proxy_sets: dict[int, tuple[list[Lane], Tensor, Tensor]] = {}  # by size
+        self._proxy_sets: list[EvaluationSet] = []
+        self._test_sets: list[EvaluationSet] = []
 
     def start_round(self) -> RunningTraining:
         """Determine who is visible; launch the training of those who train before the choice.
 
         On a GPU they are still training when this returns.
         """
+        if self._lanes_changed:
+            self._gather_data()
         self.rounds = [LaneRound.begin(lane) for lane in self.lanes]
-        visible_ids = {}
+        visible_ids: dict[int, Tensor] = {}  # of lanes that train before the choice
         for r, lane in enumerate(self.lanes):
             if lane.trains_first and not self.rounds[r].passes:
                 visible_ids[r] = self.rounds[r].ids
+        if not visible_ids:
+            return RunningTraining((), None)
         groups = parallel_groups(self.lanes, self.states.clone(), visible_ids)
         return launch(self.trainer, self.lanes, groups, self._client_rows)
 
@@ -108,38 +133,51 @@ class World:
             training: what `start_round` returned; it is waited for.
         """
         for r, clients in training.wait().items():
-            self.rounds[r].note_training(self.lanes[r], self.rounds[r].ids, clients)
-            self.rounds[r].set_candidates(clients)
-        with_view: list[int] = []
-        requests: list[ReportRequest] = []
-        for r, (lane, lane_round) in enumerate(zip(self.lanes, self.rounds, strict=True)):
+            lane_round = self.rounds[r]
+            lane_round.note_training(self.lanes[r], lane_round.ids, clients)
+            lane_round.candidates = clients
+            lane_round.ids = clients.ids
+            lane_round.sizes = self.lanes[r].population.sizes[clients.ids]
+        can_choose: list[int] = []  # lanes in which there is somebody to choose from
+        requests: dict[int, ReportRequest] = {}
+        for r, lane in enumerate(self.lanes):
+            lane_round = self.rounds[r]
             if lane_round.passes or not len(lane_round.ids):
                 continue
-            with_view.append(r)
-            requests.append(
-                ReportRequest(
-                    lane.method.selector.needs,
-                    lane.population,
-                    self.states[r],
-                    lane_round.ids,
-                    lane_round.candidates,
+            can_choose.append(r)
+            needs = lane.method.selector.needs
+            if needs:
+                requests[r] = ReportRequest(
+                    names=needs,
+                    population=lane.population,
+                    state=self.states[r],
+                    ids=lane_round.ids,
+                    clients=lane_round.candidates,
                 )
-            )
-        probe_reports = self.reporter.report("probe", requests)
-        trained_reports = self.reporter.report("trained", requests)
-        server_reports = self.reporter.report("server", requests)
-        for i, r in enumerate(with_view):
-            lane = self.lanes[r]
-            lane_round = self.rounds[r]
-            lane_round.view = View(
-                round_num=lane.round_num,
-                ids=lane_round.ids.clone(),  # a selector may change what it is given
-                sizes=lane_round.sizes.clone(),
-                reports=probe_reports[i] | trained_reports[i],
-                server=server_reports[i],
-                rng=rng.generator(lane.seed, "select", lane.round_num),
-            )
+        reports = self.reporter.report(requests) if requests else {}
+        for r in can_choose:
+            self.rounds[r].view = self._view(r, reports.get(r, {}))
         return [lane_round.view for lane_round in self.rounds]
+
+    def _view(self, r: int, reports: Mapping[str, Tensor]) -> View:
+        """Return what the server of one lane sees."""
+        lane = self.lanes[r]
+        lane_round = self.rounds[r]
+        from_clients: dict[str, Tensor] = {}
+        from_server: dict[str, Tensor] = {}
+        for name, report in reports.items():
+            if name in SERVER_REPORTS:
+                from_server[name] = report
+            else:
+                from_clients[name] = report
+        return View(
+            round_num=lane.round_num,
+            ids=lane_round.ids.clone(),  # a selector may change what it is given
+            sizes=lane_round.sizes.clone(),
+            reports=from_clients,
+            server=from_server,
+            rng=rng.generator(lane.seed, "select", lane.round_num),
+        )
 
     def collect(self, choices: Sequence[Choice | None]) -> dict[int, TrainedClients]:
         """Return the finite updates of the chosen clients, by lane; they train if nobody has yet.
@@ -147,10 +185,13 @@ class World:
         Args:
             choices: of each lane, legal ones (`check_choice`); None lets the round pass.
         """
-        chosen = {r: choice for r, choice in enumerate(choices) if choice is not None}
-        early: dict[int, TrainedClients] = {}
-        late_ids: dict[int, Tensor] = {}
-        for r, choice in chosen.items():
+        chosen: dict[int, Choice] = {}
+        early: dict[int, TrainedClients] = {}  # candidates of lanes that have trained
+        late_ids: dict[int, Tensor] = {}  # chosen clients of lanes that have not
+        for r, choice in enumerate(choices):
+            if choice is None:
+                continue
+            chosen[r] = choice
             candidates = self.rounds[r].candidates
             if candidates is None:
                 late_ids[r] = self.rounds[r].ids[choice.slots]
@@ -184,11 +225,9 @@ class World:
             if not len(clients.ids):
                 continue  # no update was finite: the model stays
             lane = self.lanes[r]
-            key = (
-                None
-                if keeps_lanes_separate(self.states.device)
-                else batch_key(lane.method.aggregator)
-            )
+            key = None
+            if not self._keeps_lanes_separate:
+                key = batch_key(lane.method.aggregator)
             if key is None:
                 step_alone(lane, self.rounds[r], self.states[r], clients, num_params)
             else:
@@ -214,14 +253,37 @@ class World:
         Args:
             on_test: lanes whose model is scored on the test set, too.
         """
-        chose = [r for r, lane_round in enumerate(self.rounds) if lane_round.selected is not None]
+        chose = {r for r, lane_round in enumerate(self.rounds) if lane_round.selected is not None}
+        due = {r for r, is_due in enumerate(on_test) if is_due}
         return RoundResults(
             lanes=list(self.lanes),
             rounds=self.rounds,
-            proxy_scores=self._score_proxies(chose),
-            test_scores=self._score_on_test([r for r, is_due in enumerate(on_test) if is_due]),
+            proxy_scores=self._start_scores(self._proxy_sets, chose),
+            test_scores=self._start_scores(self._test_sets, due),
             costs=self.costs,
         )
+
+    def _start_scores(
+        self, sets: Sequence[EvaluationSet], lanes: Container[int]
+    ) -> list[ScoresOfLanes]:
+        """Start to score the global models of some lanes, given by their positions."""
+        pending: list[ScoresOfLanes] = []
+        for examples in sets:
+            rows = [row for row, r in enumerate(examples.positions) if r in lanes]
+            if not rows:
+                continue
+            x = examples.x
+            y = examples.y
+            if x.stride(0) == 0:  # the same for all
+                x = x[: len(rows)]
+                y = y[: len(rows)]
+            elif len(rows) < len(x):
+                x = x[rows]
+                y = y[rows]
+            positions = [examples.positions[row] for row in rows]
+            scores = self.evaluator.scores_later(self.states[positions], x, y)
+            pending.append((positions, scores))
+        return pending
 
     def retire(self, lanes: Sequence[Lane]) -> None:
         """Take lanes out of the world between two rounds; the others continue."""
@@ -229,13 +291,14 @@ class World:
         remaining = [r for r, lane in enumerate(self.lanes) if id(lane) not in retired]
         self.lanes = [self.lanes[r] for r in remaining]
         self.states = self.states[remaining]
-        self._proxy_sets.clear()
+        self._lanes_changed = True
 
     def restart(self, r: int, lane: Lane, state: Tensor) -> None:
         """Replace lane `r` by another federation at its initial state `[d]`."""
         check_method(lane.method)
         self.lanes[r] = lane
         self.states[r] = state
+        self._lanes_changed = True
 
     def lane_state(self, r: int) -> dict[str, Any]:
         """Return everything a lane needs to continue between two rounds, except its selector."""
@@ -263,60 +326,45 @@ class World:
         self, positions: Sequence[int], updates: Mapping[int, TrainedClients]
     ) -> None:
         """Add what the chosen send with their updates; probes are at the global model."""
-        requests = []
+        requests: dict[int, ReportRequest] = {}
         for r in positions:
             lane = self.lanes[r]
-            clients = updates[r]
-            requests.append(
-                ReportRequest(
-                    lane.needs_after, lane.population, self.states[r], clients.ids, clients
-                )
+            requests[r] = ReportRequest(
+                names=lane.needs_after,
+                population=lane.population,
+                state=self.states[r],
+                ids=updates[r].ids,
+                clients=updates[r],
             )
-        for phase in ("probe", "trained", "server"):
-            reports = self.reporter.report(phase, requests)
-            for r, lane_reports in zip(positions, reports, strict=True):
-                self.rounds[r].reports |= lane_reports
+        for r, reports in self.reporter.report(requests).items():
+            self.rounds[r].reports = reports
 
-    def _score_on_test(self, positions: Sequence[int]) -> ScoresByLane:
-        """Start to score the global models of these lanes on the test set."""
-        if not positions:
-            return dict
+    def _gather_data(self) -> None:
+        """Gather the data of all lanes where they train and are scored, once for many rounds."""
+        device = self.states.device
+        self._client_rows.hold([lane.population for lane in self.lanes], device)
+        by_size: dict[int, list[int]] = {}  # proxy sets of one size are scored together
+        for r, lane in enumerate(self.lanes):
+            by_size.setdefault(len(lane.population.proxy), []).append(r)
+        self._proxy_sets.clear()
+        for positions in by_size.values():
+            xs: list[Tensor] = []
+            ys: list[Tensor] = []
+            for r in positions:
+                x, y = proxy_examples(self.lanes[r].population)
+                xs.append(x)
+                ys.append(y)
+            self._proxy_sets.append(EvaluationSet(positions, torch.stack(xs), torch.stack(ys)))
+        num_lanes = len(self.lanes)
         x = self.dataset.x_test
         y = self.dataset.y_test
-        same_x = x.expand(len(positions), *x.shape)
-        same_y = y.expand(len(positions), -1)
-        scores = self.evaluator.scores_later(self.states[positions], same_x, same_y)
-        return lambda: dict(zip(positions, scores(), strict=True))
-
-    def _score_proxies(self, positions: Iterable[int]) -> ScoresByLane:
-        """Start to score lanes on their proxy sets; those with sets of one size together."""
-        by_size: dict[int, list[int]] = {}
-        for r in positions:
-            by_size.setdefault(len(self.lanes[r].population.proxy), []).append(r)
-        pending = []
-        for size, members in by_size.items():
-            x, y = self._proxy_set(size, [self.lanes[r] for r in members])
-            scores = self.evaluator.scores_later(self.states[members], x, y)
-            pending.append((members, scores))
-
-        def wait() -> dict[int, Scores]:
-            by_lane: dict[int, Scores] = {}
-            for members, scores in pending:
-                by_lane |= zip(members, scores(), strict=True)
-            return by_lane
-
-        return wait
-
-    def _proxy_set(self, size: int, lanes: list[Lane]) -> tuple[Tensor, Tensor]:
-        """Return proxy sets of one size side by side; gathered again where the lanes changed."""
-        stored = self._proxy_sets.get(size)
-        if stored is None or stored[0] != lanes:
-            examples = [proxy_examples(lane.population) for lane in lanes]
-            x = torch.stack([lane_x for lane_x, _ in examples])
-            y = torch.stack([lane_y for _, lane_y in examples])
-            stored = (lanes, x, y)
-            self._proxy_sets[size] = stored
-        return stored[1:]
+        test_set = EvaluationSet(
+            positions=range(num_lanes),
+            x=x.expand(num_lanes, *x.shape),
+            y=y.expand(num_lanes, -1),
+        )
+        self._test_sets = [test_set]
+        self._lanes_changed = False
 
 
 def _on_device(value: Any, like: Tensor) -> Any:

@@ -12,7 +12,7 @@ from fedglimpse.config.schema import EngineConfig, LocalConfig
 from fedglimpse.errors import require
 from fedglimpse.federation.devices import Precision
 from fedglimpse.federation.state import Layout
-from fedglimpse.simulation.many_models import ManyModels, StackedMany
+from fedglimpse.simulation.evaluation import ManyModels, StackedMany
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
 from fedglimpse.simulation.trainers.jobs import Examples, LocalTrainer, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
