@@ -51,10 +51,10 @@ Feedback = Callable[[Sequence[Outcome | None]], Sequence[Mapping[str, float]]]
 
 def agents_of(settings: Sequence[Setting]) -> tuple[Select, Feedback]:
     """Build one agent for each lane; return what a simulation calls to choose and to learn."""
-    from fedglimpse.methods.registry import build
+    from fedglimpse.methods.build import build_method
     from fedglimpse.runs.selectors import Selectors
 
-    methods = [build("glimpse", setting) for setting in settings]
+    methods = [build_method("glimpse", setting) for setting in settings]
     selectors = Selectors(methods, [K] * len(methods))
     return selectors.select, selectors.feedback
 

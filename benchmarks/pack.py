@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedglimpse.cli.bench import Stopwatch, random_data, watch_round
-from fedglimpse.config.checks import pick_device
+from fedglimpse.federation.devices import pick_device
 from fedglimpse.runs.build import WorldSetup, world_of
 from fedglimpse.runs.provenance import code
 from fedglimpse.runs.rounds import run_round, selectors_of

@@ -15,6 +15,7 @@ from fedglimpse.config.loading import resolve
 from fedglimpse.federation.reports import CATALOGUE
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
+from fedglimpse.methods.build import build_method, is_oracle
 from fedglimpse.rng import generator
 from fedglimpse.types import Choice, Method, Outcome, Selector, Update, View
 
@@ -26,7 +27,7 @@ SIZES = torch.tensor([10, 20, 30, 40, 50, 15, 25, 35, 45, 55, 12, 22])
 def example_options(method: str) -> dict[str, Any]:
     """Return the options that a registered method cannot do without."""
     if method not in registry.MODULES:
-        return {"options.allow_oracle": True} if registry.is_oracle(method) else {}
+        return {"options.allow_oracle": True} if is_oracle(method) else {}
     return {f"options.{k}": v for k, v in registry.info(method).example_options.items()}
 
 
@@ -40,7 +41,7 @@ def setting(method: str, sizes: Tensor = SIZES, **keys: Any) -> Setting:
 
 def build(method: str, sizes: Tensor = SIZES, **keys: Any) -> Method:
     """Build a registered method for a small setting."""
-    return registry.build(method, setting(method, sizes, **keys))
+    return build_method(method, setting(method, sizes, **keys))
 
 
 def report(name: str, ids: Tensor, round_num: int) -> Tensor:

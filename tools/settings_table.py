@@ -56,7 +56,7 @@ def _heading(key: str) -> str:
 
 def _values(allowed: Allowed, default: Any) -> str:
     """Return what a setting may be, in a few words."""
-    words = [f"`{choice}`" for choice in allowed.choices]
+    words = [f"`{choice or toml_value(choice)}`" for choice in allowed.choices]
     if allowed.range_text():
         words.append(allowed.range_text())
     if allowed.plugin and allowed.choices:

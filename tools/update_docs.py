@@ -1,6 +1,7 @@
-"""Rewrite the generated tables in docs/: python tools/update_docs.py [--check].
+"""Rewrite what is generated: python tools/update_docs.py [--check].
 
-A generated table stands between `<!-- name:begin -->` and `<!-- name:end -->`.
+A generated table in docs/ stands between `<!-- name:begin -->` and `<!-- name:end -->`; the table
+of `fedglimpse methods` is a file of the package.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedglimpse.data.partition import PARTITIONS
+from fedglimpse.data.config import PARTITIONS
 from fedglimpse.federation.reports import CATALOGUE, Need, Sizes
 from fedglimpse.federation.visibility import PATTERNS
+from fedglimpse.methods import descriptions, registry
+from fedglimpse.methods.describe import describe
 from method_pages import comparison, with_figures
 from settings_table import settings_table
 
@@ -50,6 +53,12 @@ def visibility_table() -> str:
     for name, pattern in PATTERNS.items():
         lines.append(f"| `{name}` | {pattern.meaning} |")
     return "\n".join(lines)
+
+
+def method_descriptions() -> str:
+    """Every method as `fedglimpse methods` shows it."""
+    described = [describe(registry.info(name)) for name in registry.MODULES]
+    return descriptions.as_json(described) + "\n"
 
 
 def trainers_table() -> str:
@@ -203,6 +212,7 @@ def pages() -> Iterator[tuple[Path, str, str]]:
         yield *updated(name), f"table '{name}'"
     for path in PAGES:
         yield path, with_figures(path), "measured figures"
+    yield descriptions.FILE, method_descriptions(), "the table of `fedglimpse methods`"
 
 
 def said(path: Path) -> str:

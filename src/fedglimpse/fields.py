@@ -53,7 +53,7 @@ class Allowed:
             return ""
         if self.plugin and ":" in value:
             return ""
-        allowed = ", ".join(self.choices)
+        allowed = ", ".join(filter(None, self.choices))
         if self.plugin:
             allowed += " or your own as package.module:name"
         if self.range_text():

@@ -19,8 +19,8 @@ from fedglimpse.cli.main import app
 from fedglimpse.env.settings import settings_of
 from fedglimpse.env.stepper import LaneStepper
 from fedglimpse.errors import UserError
-from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting, UniformRandom, random_slots
+from fedglimpse.methods.build import is_oracle
 from fedglimpse.runs.experiment import Result, Stopped, run
 from fedglimpse.studies.compare import comparison_table
 from fedglimpse.studies.report.analysis import analyse
@@ -218,7 +218,7 @@ def test_private_labels_need_a_permission_and_leave_a_mark(
         play()
     with mistake_naming("options.allow_oracle=true"):
         play(**{"options.allow_oracle": False})
-    assert registry.is_oracle(OWN)
+    assert is_oracle(OWN)
     done = play(tmp_path / "o", **{"options.allow_oracle": True})
     assert all(record["oracle"] is True for record in done.records)
     assert f"| {OWN} (oracle) " in comparison_table([done])
@@ -256,7 +256,7 @@ def test_a_needless_permission_is_refused(method: str) -> None:
     """Reports would mark it as an oracle."""
     with mistake_naming("options.allow_oracle"):
         run({"method": method, "options.allow_oracle": True, **SMALL})
-    assert not registry.is_oracle(method)
+    assert not is_oracle(method)
     assert "oracle" not in play().records[0]
 
 

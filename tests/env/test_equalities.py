@@ -9,8 +9,8 @@ import pytest
 import env.gym_parts  # noqa: F401
 from env.small_env import RAGGED, SMALL
 from fedglimpse.env import ClientSelection, SelectorPolicy
-from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
+from fedglimpse.methods.build import build_method
 from fedglimpse.runs.experiment import run
 from fedglimpse.types import Selector
 
@@ -25,7 +25,7 @@ def selector_of(name: str, env: ClientSelection, seed: int) -> Selector:
         num_classes=env.shape.classes,
         num_params=env.stepper.world.reporter.num_params,
     )
-    return registry.build(name, setting).selector
+    return build_method(name, setting).selector
 
 
 def episode(env: ClientSelection, name: str, seed: int) -> list[dict[str, Any]]:

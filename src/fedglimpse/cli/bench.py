@@ -23,13 +23,13 @@ from rich.table import Table
 
 from fedglimpse import rng
 from fedglimpse.cli.options import TABLE_WIDTH
-from fedglimpse.config.checks import check, pick_device
+from fedglimpse.config.checks import check
 from fedglimpse.config.loading import resolve
 from fedglimpse.config.schema import Config
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.errors import UserError, nearest
-from fedglimpse.federation.devices import Precision, check_precision
-from fedglimpse.runs.build import WorldSetup, world_of
+from fedglimpse.federation.devices import Precision, pick_device
+from fedglimpse.runs.build import WorldSetup, device_of, world_of
 from fedglimpse.runs.folder import write_atomically, writing
 from fedglimpse.runs.provenance import environment
 from fedglimpse.runs.rounds import run_round, selectors_of
@@ -112,13 +112,13 @@ def settings(name: str, lanes: int, device: str, precision: str, trainer: str) -
         }
     )
     check(config)
-    check_precision(pick_device(device), cast(Precision, precision))
+    device_of(config)
     return config
 
 
 def noise_world(config: Config) -> tuple[World, torch.device]:
     """Build a world on noise instead of its dataset; also return its device."""
-    device = pick_device(config.engine.device)
+    device = device_of(config)
     dataset = random_data(config.data.name).to(device)
     setup = WorldSetup(config, dataset, device, cast(Precision, config.engine.precision))
     return world_of(setup, [config]), device

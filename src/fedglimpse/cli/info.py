@@ -14,8 +14,9 @@ from rich.table import Table
 from fedglimpse.cli.options import PlainCommand
 from fedglimpse.config.schema import config_schema
 from fedglimpse.data import download, sources
-from fedglimpse.methods import registry
-from fedglimpse.methods.describe import describe
+from fedglimpse.data.config import DATASETS
+from fedglimpse.methods.descriptions import as_json as descriptions_json
+from fedglimpse.methods.descriptions import descriptions
 from fedglimpse.runs.provenance import environment
 
 data_app = typer.Typer(
@@ -31,14 +32,14 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List every method with its phase, what it sends, and where it comes from."""
-    descriptions = [describe(registry.info(name)) for name in registry.MODULES]
+    described = descriptions().values()
     if as_json:
-        typer.echo(json.dumps([vars(method) for method in descriptions], indent=1))
+        typer.echo(descriptions_json(described))
         return
     table = Table(box=None, pad_edge=False)
     for column in METHODS_COLUMNS:
         table.add_column(column, overflow="fold")
-    for method in descriptions:
+    for method in described:
         table.add_row(
             method.name,
             method.phase,
@@ -71,7 +72,7 @@ def doctor() -> None:
 def data_status() -> None:
     """Show which datasets are present, where, and whether their files are intact."""
     typer.echo(f"data directory: {sources.data_directory()}")
-    for name in sources.NAMES:
+    for name in DATASETS:
         status = sources.status(name)
         columns = ["present" if status.present else "missing"]
         if status.verified is not None:

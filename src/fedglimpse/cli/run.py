@@ -19,7 +19,8 @@ from fedglimpse.config.loading import parse_overrides
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.methods import registry
-from fedglimpse.methods.describe import describe
+from fedglimpse.methods.build import is_oracle
+from fedglimpse.methods.descriptions import descriptions
 from fedglimpse.runs.experiment import Result, Stopped, run
 from fedglimpse.runs.folder import RunFolder, stored_config, write_atomically, writing
 from fedglimpse.runs.preflight import Readiness
@@ -282,15 +283,15 @@ def compare(
 def every_method(with_oracles: bool) -> list[str]:
     """Return the names of all methods; oracles only on request."""
     names: list[str] = []
-    for name in registry.MODULES:
-        if with_oracles or not describe(registry.info(name)).oracle:
-            names.append(name)
+    for description in descriptions().values():
+        if with_oracles or not description.oracle:
+            names.append(description.name)
     return names
 
 
 def settings_of(name: str, settings: Sequence[str]) -> list[str]:
     """Return a method's settings; only an oracle gets the permission for oracles."""
-    keeps_permission = ALLOW_ORACLE in settings and registry.is_oracle(name)
+    keeps_permission = ALLOW_ORACLE in settings and is_oracle(name)
     overrides = [word for word in settings if keeps_permission or word != ALLOW_ORACLE]
     return [*overrides, f"method={name}"]
 

@@ -1,18 +1,20 @@
 """What a configuration may not say, in sentences a user can act on.
 
 What a single setting may be stands beside its field in `schema.py`; here are the rules that hold
-between settings, and those that need the number of clients or the machine.
+between settings, and those that need the number of clients. Imports no torch, so that a mistake is
+answered at once; whether the machine has the device is found out by `federation/devices.py`.
 """
 
 from __future__ import annotations
 
-import torch
+import re
 
 from fedglimpse.config.schema import Config
-from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.errors import require
 from fedglimpse.federation import visibility
 from fedglimpse.fields import check_fields
+
+DEVICE = re.compile(r"auto|(cpu|cuda)(:(0|[1-9]\d?))?")
 
 
 def check(config: Config) -> None:
@@ -27,9 +29,13 @@ def check(config: Config) -> None:
         key="local.momentum",
     )
     visibility.check_files(config.visibility)
-    kind = PARTITIONS.get(config.data.partition)
     require(
-        config.data.clients > 0 or (kind is not None and kind.by_subject),
+        DEVICE.fullmatch(config.engine.device) is not None,
+        f"engine.device={config.engine.device!r} is unknown: use auto, cpu, cuda or cuda:1.",
+        key="engine.device",
+    )
+    require(
+        config.data.clients > 0 or config.data.by_subject,
         f"data.clients=0 needs data.partition=subject, but it is {config.data.partition}: give "
         "the number of clients, such as data.clients=100.",
         key="data.clients",
@@ -58,31 +64,3 @@ def check_counts(config: Config, num_clients: int) -> None:
         key="selection.k",
     )
     visibility.check_sizes(config.visibility, num_clients)
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device of `engine.device`, or raise UserError."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return torch.device("cuda" if gpus else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")  # a device of torch that no run uses
-    require(
-        device.type in ("cpu", "cuda"),
-        f"engine.device={name!r} is unknown: use auto, cpu, cuda or cuda:1.",
-        key="engine.device",
-    )
-    if device.type == "cuda":
-        require(
-            gpus > 0,
-            f"engine.device={name} but PyTorch sees no GPU here: use cpu or auto.",
-            key="engine.device",
-        )
-        require(
-            (device.index or 0) < gpus,
-            f"engine.device={name} but there are {gpus} GPUs: use cuda:0.",
-            key="engine.device",
-        )
-    return device

@@ -20,7 +20,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from fedglimpse.agent.config import AgentConfig
 from fedglimpse.config.presets import PRESETS
 from fedglimpse.config.retired import KEYS, Retired
-from fedglimpse.data.config import DataConfig
+from fedglimpse.data.config import DATASETS, DataConfig
 from fedglimpse.federation.visibility import VisibilityConfig
 from fedglimpse.fields import Allowed, allowed_of, setting
 
@@ -35,7 +35,10 @@ class ModelConfig:
     """`model.*`: what every client trains."""
 
     name: str = setting(
-        "", "empty: the dataset's own; the name of another's, or \"pkg.mod:factory\""
+        "",
+        "empty: the dataset's own; the name of another's, or \"pkg.mod:factory\"",
+        choices=("", *DATASETS),
+        plugin=True,
     )
     norm: str = setting(
         "batch",

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.data.config import DataConfig
 from fedglimpse.data.dataset import Dataset
-from fedglimpse.data.partition import PartitionKind
+from fedglimpse.data.partition import PartitionFunctions
 from fedglimpse.errors import UserError, require
 from fedglimpse.plugins import load_callable
 
@@ -184,11 +184,11 @@ def _kind(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
 
 
-def own_partition(name: str) -> PartitionKind:
+def own_partition(name: str) -> PartitionFunctions:
     """Return the partition of a user's function; see docs/data.md for what it takes and returns."""
     with rng.isolated(0, "own code"):
         function = load_callable(name, "data.partition")
-    return PartitionKind(partial(_split_by, name, function), meaning=name)
+    return PartitionFunctions(partial(_split_by, name, function))
 
 
 def _split_by(

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from fedglimpse.data import readers
-from fedglimpse.data.sources import NAMES, data_directory
+from fedglimpse.data.config import DATASETS
+from fedglimpse.data.sources import data_directory
 from fedglimpse.errors import UserError, nearest, require
 from fedglimpse.storage.lock import locked
 
@@ -82,8 +83,8 @@ def fetch(
         UserError: nothing to download, no connection, a wrong file, or a full disk.
     """
     require(
-        name in NAMES,
-        f"Unknown dataset '{name}'.{nearest(name, NAMES)} Choose one of {', '.join(FETCHABLE)}.",
+        name in DATASETS,
+        f"Unknown dataset '{name}'.{nearest(name, DATASETS)} Choose one of {', '.join(FETCHABLE)}.",
     )
     require(name != "hapt", f"'hapt' cannot be fetched; {readers.remedy('hapt')}.")
     require(name in _REMOTES, f"'{name}' needs no download: use it directly.")

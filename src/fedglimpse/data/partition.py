@@ -1,8 +1,8 @@
-"""How training rows are split among clients: the choices of `data.partition`, in one registry.
+"""How training rows are split among clients: the functions behind `data.partition`.
 
-To add a partition, write a function like `iid` and register it in `PARTITIONS`, at the end of this
-file. Every function returns one tensor of row positions for each client. No row is given to two
-clients, and only the given generator is random.
+To add a partition, write a function like `iid`, register it in `FUNCTIONS`, at the end of this
+file, and say what it does in `PARTITIONS` of `config.py`. Every function returns one tensor of row
+positions for each client. No row is given to two clients, and only the given generator is random.
 """
 
 from __future__ import annotations
@@ -10,44 +10,35 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fedglimpse.data.config import DataConfig
 from fedglimpse.errors import require
-
-if TYPE_CHECKING:
-    from fedglimpse.data.config import DataConfig
 
 _MAX_DRAWS = 100
 
 
 # (labels [n], number of clients, generator, settings) -> row positions of each client
-Split = Callable[[Tensor, int, torch.Generator, "DataConfig"], Sequence[Tensor]]
+Split = Callable[[Tensor, int, torch.Generator, DataConfig], Sequence[Tensor]]
 DrawCounts = Callable[[torch.Generator], Tensor]  # returns how many rows of each class  # [C]
 # (rows of each class in the pool [C], settings) -> what draws the mix of one client
-Mix = Callable[[Tensor, "DataConfig"], DrawCounts]
+Mix = Callable[[Tensor, DataConfig], DrawCounts]
 
 
 @dataclass(frozen=True)
-class PartitionKind:
-    """One choice of `data.partition`.
+class PartitionFunctions:
+    """How one choice of `data.partition` is computed.
 
     Attributes:
-        split: gives every row to one client at most.
-        meaning: one line for the documentation.
-        settings: the names of `data.*` that it reads.
+        split: gives every row to one client at most. By subject, it gets the subject of every row
+            instead of its label.
         mix: with `data.samples`, the classes that a client draws; None: clients cannot draw.
-        by_subject: `split` gets the subject of every row instead of its label, and decides how
-            many clients there are.
     """
 
     split: Split
-    meaning: str
-    settings: tuple[str, ...] = ()
     mix: Mix | None = None
-    by_subject: bool = False
 
 
 def iid(
@@ -425,19 +416,9 @@ def label_skew_mix(totals: Tensor, settings: DataConfig) -> DrawCounts:
     return draw_counts
 
 
-PARTITIONS = {
-    "dirichlet": PartitionKind(
-        dirichlet,
-        "every client has its own mix of classes, from Dir(alpha)",
-        ("alpha", "equal_size", "min_size"),
-        dirichlet_mix,
-    ),
-    "label_skew": PartitionKind(
-        label_skew,
-        "every client has few classes: exactly so many, or random shards as in the release",
-        ("classes_per_client", "exact_classes"),
-        label_skew_mix,
-    ),
-    "iid": PartitionKind(iid, "all rows at random", mix=iid_mix),
-    "subject": PartitionKind(by_subject, "one client for every subject", by_subject=True),
+FUNCTIONS: dict[str, PartitionFunctions] = {
+    "dirichlet": PartitionFunctions(dirichlet, dirichlet_mix),
+    "label_skew": PartitionFunctions(label_skew, label_skew_mix),
+    "iid": PartitionFunctions(iid, iid_mix),
+    "subject": PartitionFunctions(by_subject),
 }

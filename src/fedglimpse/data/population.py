@@ -19,9 +19,9 @@ from fedglimpse.data.config import DataConfig
 from fedglimpse.data.custom import own_partition
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.partition import (
-    PARTITIONS,
+    FUNCTIONS,
     DrawCounts,
-    PartitionKind,
+    PartitionFunctions,
     class_pools,
     class_sizes,
     stratified_sample,
@@ -160,26 +160,26 @@ def build_population(dataset: Dataset, settings: DataConfig, seed: int) -> Popul
     rows, which the clients keep: what the authors' release does. Proxy and split draw from their
     own random streams.
     """
-    kind = partition_kind(settings.partition)
+    functions = partition_functions(settings.partition)
     labels = dataset.y_train.cpu()
     proxy, pool = _proxy_and_pool(labels, settings, rng.generator(seed, "proxy"))
     if settings.samples:
-        return Population(dataset, virtual_rows(labels, pool, kind, settings, seed), proxy)
-    groups = _subjects(dataset, settings) if kind.by_subject else labels
+        return Population(dataset, virtual_rows(labels, pool, functions, settings, seed), proxy)
+    groups = _subjects(dataset, settings) if settings.by_subject else labels
     generator = rng.generator(seed, "partition")
-    clients = kind.split(groups[pool], settings.clients, generator, settings)
+    clients = functions.split(groups[pool], settings.clients, generator, settings)
     return Population(dataset, tuple(pool[rows] for rows in clients), proxy)
 
 
 def virtual_rows(
-    labels: Tensor, pool: Tensor, kind: PartitionKind, settings: DataConfig, seed: int
+    labels: Tensor, pool: Tensor, functions: PartitionFunctions, settings: DataConfig, seed: int
 ) -> VirtualRows:
     """Let every client draw `data.samples` rows with its own mix of classes.
 
     Args:
         labels: of all training rows.  # [n]
         pool: the rows that may be drawn.  # [p]
-        kind: the partition, which says how a client's mix is drawn.
+        functions: of the partition, which say how a client's mix is drawn.
         settings: `data.*`.
         seed: the run's seed.
 
@@ -193,22 +193,22 @@ def virtual_rows(
         f"{len(pool)}.",
         key="data.samples",
     )
-    if kind.mix is None:
-        drawable = [name for name, registered in PARTITIONS.items() if registered.mix]
+    if functions.mix is None:
+        drawable = [name for name, registered in FUNCTIONS.items() if registered.mix]
         raise UserError(
             f"data.partition={settings.partition} deals rows out, so clients cannot draw "
             f"data.samples={samples} of their own: use {', '.join(drawable)}, or data.samples=0.",
             key="data.partition",
         )
     by_class = class_pools(labels[pool], rng.generator(seed, "partition"))
-    draw_counts = kind.mix(class_sizes(by_class), settings)
+    draw_counts = functions.mix(class_sizes(by_class), settings)
     pools = tuple(pool[rows] for rows in by_class)
     return VirtualRows(settings.clients, samples, pools, draw_counts, seed)
 
 
-def partition_kind(name: str) -> PartitionKind:
+def partition_functions(name: str) -> PartitionFunctions:
     """Return the partition that `data.partition` names, ours or "package.module:function"."""
-    return PARTITIONS[name] if name in PARTITIONS else own_partition(name)
+    return FUNCTIONS[name] if name in FUNCTIONS else own_partition(name)
 
 
 def _proxy_and_pool(

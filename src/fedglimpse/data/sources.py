@@ -16,12 +16,11 @@ from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.data import readers
+from fedglimpse.data.config import DATASETS
 from fedglimpse.data.custom import is_own, load_own
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.partition import stratified_sample
 from fedglimpse.errors import UserError, nearest, require
-
-NAMES = ("digits", "synthetic", "cifar10", "fashion", "har", "hapt")
 
 _DIGITS_TEST_ROWS = 360
 
@@ -90,7 +89,7 @@ def data_directory(data_dir: str | Path | None = None) -> Path:
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """Load a dataset of `NAMES`, verifying its files, or a user's own.
+    """Load a dataset of `DATASETS`, verifying its files, or a user's own.
 
     Args:
         name: which dataset, or "pkg.mod:factory", a callable without arguments.
@@ -230,9 +229,9 @@ def synthetic(
 
 def _check_name(name: str) -> None:
     require(
-        name in NAMES,
-        f"Unknown dataset '{name}'.{nearest(name, NAMES)} Choose one of {', '.join(NAMES)}, or "
-        "your own as 'pkg.mod:factory'.",
+        name in DATASETS,
+        f"Unknown dataset '{name}'.{nearest(name, DATASETS)} Choose one of {', '.join(DATASETS)}, "
+        "or your own as 'pkg.mod:factory'.",
         key="data.name",
     )
 

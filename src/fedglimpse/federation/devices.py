@@ -1,4 +1,4 @@
-"""Numeric precision: fp32, tf32 or bf16; and where a lane's bits must not depend on others."""
+"""The device of a run and its numeric precision; where a lane's bits must not depend on others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,36 @@ from typing import Literal
 
 import torch
 
-from fedglimpse.errors import UserError
+from fedglimpse.errors import UserError, require
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
 # Elsewhere one pass for all lanes saves more than identical last bits are worth.
 SEPARATE_LANES = ("cpu",)
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of `engine.device`, whose form `config/checks.py` has checked.
+
+    Raises:
+        UserError: for a GPU that is not here.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if gpus else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        require(
+            gpus > 0,
+            f"engine.device={name} but PyTorch sees no GPU here: use cpu or auto.",
+            key="engine.device",
+        )
+        require(
+            (device.index or 0) < gpus,
+            f"engine.device={name} but there are {gpus} GPUs: use cuda:0.",
+            key="engine.device",
+        )
+    return device
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:

@@ -23,8 +23,8 @@ from fedglimpse.federation.visibility import build_visibility
 from fedglimpse.flower.clients import KnownClients
 from fedglimpse.flower.device import objective_parts
 from fedglimpse.flower.exchange import Exchange
-from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
+from fedglimpse.methods.build import build_method
 from fedglimpse.runs.build import sketch_of
 from fedglimpse.simulation.client_reports import Reporter
 from fedglimpse.simulation.evaluation import Evaluator, Reward
@@ -186,7 +186,7 @@ def method_on_devices(setting: Setting) -> Method:
     """
     config = setting.config
     permissive = replace(config, options={**config.options, PERMISSION: True})
-    method = registry.build(config.method, replace(setting, config=permissive))
+    method = build_method(config.method, replace(setting, config=permissive))
     RoundPlan.of(method, config)
     return method
 
@@ -249,7 +249,7 @@ class Deployment:
             classes=classes,
         )
         setting = Setting(config, config.seeds[0], sizes, classes, layout.num_params)
-        method = registry.build(config.method, setting)
+        method = build_method(config.method, setting)
         return Deployment(
             config=config,
             problem=problem,
@@ -288,7 +288,7 @@ class Deployment:
 
     def twin(self) -> Selector:
         """Return a copy of the selector, for choices that must not change its state."""
-        selector = registry.build(self.config.method, self.setting).selector
+        selector = build_method(self.config.method, self.setting).selector
         selector.load_state_dict(self.method.selector.state_dict())
         return selector
 

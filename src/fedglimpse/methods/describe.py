@@ -1,32 +1,21 @@
-"""What `fedglimpse methods` shows of a method, read from what the method declares."""
+"""The description of a method, read from what it declares.
+
+`python tools/update_docs.py` stores those of all methods for `descriptions.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from fedglimpse.config.loading import resolve
 from fedglimpse.federation.reports import CATALOGUE, ORACLES, Sizes, trains_before_choice
 from fedglimpse.methods.base import MethodInfo, Setting
-from fedglimpse.methods.registry import reads
+from fedglimpse.methods.build import reads
+from fedglimpse.methods.descriptions import Description
 from fedglimpse.types import Method
-
-
-@dataclass(frozen=True)
-class Description:
-    """What `fedglimpse methods` shows."""
-
-    name: str
-    summary: str
-    source: str
-    confidence: str
-    phase: str  # pre: chosen before training; post: after
-    trains: str
-    uplink: str
-    needs: tuple[str, ...]
-    oracle: bool  # reads what no server may know: an upper reference
 
 
 def describe(info: MethodInfo) -> Description:

@@ -55,7 +55,7 @@ class OracleBalance(Stateless):
 
 
 def build(setting: Setting) -> Method:
-    """Return the oracle; `registry.build` refuses what it needs unless it is allowed."""
+    """Return the oracle; `build_method` refuses what it needs unless it is allowed."""
     setting.options(Options)
     return Method(OracleBalance(), WeightedDelta())
 

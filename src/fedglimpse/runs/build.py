@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.config.checks import check, check_counts, pick_device
+from fedglimpse.config.checks import check, check_counts
 from fedglimpse.config.schema import Config
 from fedglimpse.data.custom import is_own
 from fedglimpse.data.dataset import Dataset, as_input
@@ -19,7 +19,7 @@ from fedglimpse.data.population import Population, build_population
 from fedglimpse.data.sources import load
 from fedglimpse.errors import require
 from fedglimpse.federation.costs import CostModel, ModelFlops
-from fedglimpse.federation.devices import Precision, check_precision
+from fedglimpse.federation.devices import Precision, check_precision, pick_device
 from fedglimpse.federation.models import Norm, build_model
 from fedglimpse.federation.reports import Sizes
 from fedglimpse.federation.sketches import ParameterSketch
@@ -27,6 +27,7 @@ from fedglimpse.federation.state import Layout
 from fedglimpse.federation.visibility import build_visibility
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
+from fedglimpse.methods.build import build_method
 from fedglimpse.simulation.client_reports import Reporter
 from fedglimpse.simulation.evaluation import Evaluator, Reward
 from fedglimpse.simulation.trainers.choose import (
@@ -71,10 +72,9 @@ class WorldSetup:
     def of(config: Config) -> WorldSetup:
         """Check `config` and load its data."""
         check(config)
-        device = pick_device(config.engine.device)
+        registry.check_name(config.method)  # before data are loaded
+        device = device_of(config)
         precision = cast(Precision, config.engine.precision)
-        check_precision(device, precision)
-        registry.find(config.method)  # an unknown method is noticed before data is loaded
         dataset = load(config.data.name).to(device)
         return WorldSetup(config, dataset, device, precision)
 
@@ -128,11 +128,18 @@ class WorldSetup:
             seed=seed,
             population=population,
             visibility=build_visibility(config.visibility, population.num_clients),
-            method=registry.build(config.method, setting),
+            method=build_method(config.method, setting),
             reward=Reward(config.reward.metric, config.reward.smoothing),  # type: ignore[arg-type]
             k=config.selection.k,
             min_visible=config.visibility.min_visible,
         )
+
+
+def device_of(config: Config) -> torch.device:
+    """Return the device of a run, or raise UserError if it is not here or lacks the precision."""
+    device = pick_device(config.engine.device)
+    check_precision(device, cast(Precision, config.engine.precision))
+    return device
 
 
 def default_model(dataset: str) -> str:
@@ -153,9 +160,9 @@ def build_world(config: Config | Sequence[Config]) -> World:
         UserError: for a setting that cannot be run, or runs that cannot share a world.
     """
     configs = [config] if isinstance(config, Config) else list(config)
-    for other in configs:
+    for other in configs[1:]:
         check(other)
-        registry.find(other.method)
+        registry.check_name(other.method)
         _check_together(configs[0], other)
     return world_of(WorldSetup.of(configs[0]), configs)
 

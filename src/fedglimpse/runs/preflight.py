@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 
-from fedglimpse.config.checks import check, pick_device
+from fedglimpse.config.checks import check
 from fedglimpse.config.schema import Config
 from fedglimpse.data import sources
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.errors import UserError, reason_of
-from fedglimpse.federation.devices import Precision, check_precision
 from fedglimpse.methods import registry
 from fedglimpse.methods.base import Setting
-from fedglimpse.runs.build import WorldSetup
+from fedglimpse.methods.build import build_method
+from fedglimpse.runs.build import WorldSetup, device_of
 from fedglimpse.runs.experiment import check_policy
 from fedglimpse.runs.trackers import LiveLog
 from fedglimpse.simulation.trainers.choose import check_trainer
@@ -43,9 +41,8 @@ class Readiness:
         if not self.on_this_machine:
             _check_method(config)
             return
-        device = pick_device(config.engine.device)
-        check_precision(device, cast(Precision, config.engine.precision))
-        registry.find(config.method)
+        device = device_of(config)
+        registry.check_name(config.method)
         LiveLog(config, None)  # checks that the packages of `log.*` are installed
         setup = WorldSetup(config, self._dataset(config.data.name), torch.device("cpu"), "fp32")
         try:
@@ -79,4 +76,4 @@ def _check_method(config: Config) -> None:
         num_classes=ASSUMED_CLASSES,
         num_params=ASSUMED_PARAMS,
     )
-    registry.build(config.method, setting)
+    build_method(config.method, setting)

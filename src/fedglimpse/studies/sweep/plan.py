@@ -286,7 +286,7 @@ def _check_cell(file: Path, cell: Cell, to_run: bool) -> None:
     try:
         config = cell.config({}) if to_run else resolve_stored(cell.overrides).config
         check(config)
-        registry.find(config.method)
+        registry.check_name(config.method)
     except UserError as error:
         raise UserError(
             f"{file}, setting '{cell.setting}', '{cell.variant}': {error}", key=error.key

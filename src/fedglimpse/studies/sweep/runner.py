@@ -20,12 +20,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedglimpse.config.checks import check, pick_device
+from fedglimpse.config.checks import check
 from fedglimpse.config.loading import parse_overrides, read_stored, read_toml, resolve
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.plugins import changed_code
-from fedglimpse.runs.build import together_key
+from fedglimpse.runs.build import device_of, together_key
 from fedglimpse.runs.folder import FREE_TO_CHANGE, run_identity, stored_environment, writing
 from fedglimpse.runs.preflight import Readiness
 from fedglimpse.runs.signals import stop_on_signals
@@ -347,7 +347,7 @@ def begun_first(packs: Sequence[list[Cell]], begun: Callable[[Cell], bool]) -> l
 
 def suitable_lanes(config: Config) -> int:
     """Return how many runs go well side by side on the configured device."""
-    if pick_device(config.engine.device).type == "cpu":
+    if device_of(config).type == "cpu":
         return CPU_LANES
     if config.model.name:
         return min(GPU_LANES.values())
