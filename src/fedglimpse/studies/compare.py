@@ -24,12 +24,19 @@ def comparison_table(results: Sequence[Result], target: float | None = None) -> 
         target: accuracy to reach; None: 90 % of the best method's.
     """
     analysis = analyse(_study_of(results), Options(target=target))
-    reached = analysis.targets[SETTING].value
-    header = ["method", "accuracy %", f"minus {analysis.control} [95 % interval]", "verdict"]
-    header += [f"rounds to {percent(reached)} %", "uplink"]
+    reached = percent(analysis.targets[SETTING].value)
+    header = [
+        "method",
+        "accuracy %",
+        f"minus {analysis.control} [95 % interval]",
+        "verdict",
+        f"rounds to {reached} %",
+        "uplink",
+    ]
     lines = [_line(row, analysis.control) for row in analysis.rows]
     window = final_window(results[0].config.rounds)
-    return f"{_markdown([header, *lines])}\n\n{_legend(analysis, window)}"
+    table = _markdown([header, *lines])
+    return f"{table}\n\n{_legend(analysis, window)}"
 
 
 def _study_of(results: Sequence[Result]) -> Study:
@@ -39,7 +46,14 @@ def _study_of(results: Sequence[Result]) -> Study:
         for seed in result.config.seeds:
             records = [record for record in result.records if record["seed"] == seed]
             cells.append(_cell(config, seed, records))
-    return Study(title="", claim="", control=None, targets={}, paper=None, cells=cells)
+    return Study(
+        title="",
+        claim="",
+        control=None,
+        targets={},
+        paper=None,
+        cells=cells,
+    )
 
 
 def _cell(config: dict[str, Any], seed: int, records: list[dict[str, Any]]) -> CellResult:
@@ -64,8 +78,14 @@ def _line(row: ReportRow, control: str | None) -> list[str]:
         comparison = ["–", ""]
     else:
         comparison = [t_interval(row.control.difference), row.control.in_words]
-    rounds = cost(row.to_target["rounds"], MEASURES["rounds"][1])
-    return [name, accuracy, *comparison, rounds, amount(_mean_uplink(row), "B")]
+    _, unit = MEASURES["rounds"]
+    return [
+        name,
+        accuracy,
+        *comparison,
+        cost(row.to_target["rounds"], unit),
+        amount(_mean_uplink(row), "B"),
+    ]
 
 
 def _mean_uplink(row: ReportRow) -> float:

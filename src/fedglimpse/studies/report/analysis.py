@@ -149,7 +149,12 @@ def analyse(study: Study, options: Options | None = None) -> Results:
         if target is not None:
             targets[setting] = target
     rows = [_row(study, pair, finals, targets, control) for pair in finals]
-    return Results(study, control, targets, _with_verdicts(rows))
+    return Results(
+        study=study,
+        control=control,
+        targets=targets,
+        rows=_with_verdicts(rows),
+    )
 
 
 def check_target(target: float | None) -> None:
@@ -186,12 +191,21 @@ def final_accuracies(cells: Sequence[CellResult]) -> dict[int, float]:
     return accuracies
 
 
-def _target(study: Study, finals: Finals, setting: str, options: Options) -> Target | None:
-    value = options.target if options.target is not None else study.targets.get(setting)
-    if value is not None:
-        return Target(value, given=True)
+def _target(
+    study: Study,
+    finals: Finals,
+    setting: str,
+    options: Options,
+) -> Target | None:
+    """Return the target of a setting: given, or derived from its best variant."""
+    if options.target is not None:
+        return Target(options.target, given=True)
+    if study.targets.get(setting) is not None:
+        return Target(study.targets[setting], given=True)
     best = _best_mean(finals, setting)
-    return None if best is None else Target(DEFAULT_TARGET * best, given=False)
+    if best is None:
+        return None
+    return Target(DEFAULT_TARGET * best, given=False)
 
 
 def _best_mean(finals: Finals, setting: str) -> float | None:
@@ -213,21 +227,29 @@ def _row(
     setting, variant = pair
     cells = study.of(setting, variant)
     accuracies = finals[pair]
-    compared = control is not None and control != variant
-    control_accuracies = finals.get((setting, str(control)), {}) if compared else {}
-    control_cells = study.of(setting, str(control)) if compared else []
+    control_accuracies: Mapping[int, float] = {}
+    control_cells: list[CellResult] = []
+    if control is not None and control != variant:
+        control_accuracies = finals.get((setting, control), {})
+        control_cells = study.of(setting, control)
     config = config_of(cells)
     published = published_figure(study.paper, config) if config else None
     gap = None
-    if published is not None and accuracies:
-        gap = against_published(list(accuracies.values()), published.figure)
+    spread = None
+    is_best = False
+    if accuracies:
+        values = list(accuracies.values())
+        spread = _spread(cells, accuracies)
+        is_best = fmean(values) == _best_mean(finals, setting)
+        if published is not None:
+            gap = against_published(values, published.figure)
     target = targets.get(setting)
-    is_best = bool(accuracies) and fmean(accuracies.values()) == _best_mean(finals, setting)
+    seeds = [cell.seed for cell in cells]
     return ReportRow(
         setting=setting,
         variant=variant,
         cells=cells,
-        spread=_spread(cells, accuracies) if accuracies else None,
+        spread=spread,
         best=is_best,
         control=_uncorrected(paired(accuracies, control_accuracies)),
         published=published,
@@ -235,7 +257,7 @@ def _row(
         to_target={} if target is None else _costs(cells, target.value),
         savings={} if target is None else _savings(cells, control_cells, target.value),
         fairness=_fairness(cells),
-        command=command(config, [cell.seed for cell in cells]) if config else "",
+        command=command(config, seeds) if config else "",
     )
 
 
@@ -303,7 +325,9 @@ def _savings(
 
 
 def _uncorrected(difference: Difference | None) -> Comparison | None:
-    return None if difference is None else Comparison(difference, difference.p, "")
+    if difference is None:
+        return None
+    return Comparison(difference, difference.p, verdict="")
 
 
 def _with_verdicts(rows: Sequence[ReportRow]) -> list[ReportRow]:
@@ -317,14 +341,18 @@ def _with_verdicts(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 
 def _corrected(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
-    adjusted = holm([None if c is None else c.difference.p for c in comparisons])
+    p_values: list[float | None] = []
+    for comparison in comparisons:
+        p_values.append(None if comparison is None else comparison.difference.p)
+    adjusted = holm(p_values)
     corrected: list[Comparison | None] = []
     for comparison, p in zip(comparisons, adjusted, strict=True):
         if comparison is None:
             corrected.append(None)
         else:
             difference = comparison.difference
-            corrected.append(Comparison(difference, p, difference.verdict(p)))
+            verdict = difference.verdict(p)
+            corrected.append(Comparison(difference, p, verdict))
     return corrected
 
 
@@ -337,8 +365,9 @@ def command(config: Mapping[str, Any], seeds: Sequence[int]) -> str:
     preset = config["preset"]
     presets = VALUES_ALONE if preset in VALUES_ALONE else (preset,)
     overrides = min((_overrides(config, name) for name in presets), key=len)
-    overrides.append("seeds=" + json.dumps(list(seeds), separators=(",", ":")))
-    return "fedglimpse run " + shlex.join(overrides)
+    seed_list = json.dumps(list(seeds), separators=(",", ":"))
+    overrides.append(f"seeds={seed_list}")
+    return f"fedglimpse run {shlex.join(overrides)}"
 
 
 def _overrides(config: Mapping[str, Any], preset: str) -> list[str]:
@@ -348,7 +377,9 @@ def _overrides(config: Mapping[str, Any], preset: str) -> list[str]:
     for key, value in retired.without_defaults(config).items():
         if key in ("preset", "seeds") or key.startswith(FREE_TO_CHANGE):
             continue
-        is_default = key in defaults and _as_list(defaults[key]) == _as_list(value)
+        is_default = False
+        if key in defaults:
+            is_default = _as_list(defaults[key]) == _as_list(value)
         if key in ALWAYS_NAMED or not is_default:
             overrides.append(f"{key}={_as_word(value)}")
     return overrides

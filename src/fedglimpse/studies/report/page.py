@@ -74,16 +74,20 @@ def bootstrap_coverage() -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("fedglimpse.studies.report").joinpath("assets", name).read_text("utf-8")
+    folder = resources.files("fedglimpse.studies.report").joinpath("assets")
+    return folder.joinpath(name).read_text("utf-8")
 
 
 def _json(value: Mapping[str, Any]) -> str:
     """Write JSON that cannot end the script element that contains it."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
 
 
 def _section(name: str, title: str, body: str) -> str:
-    return f'<section id="{name}"><h2>{title}</h2>{body}</section>' if body else ""
+    if not body:
+        return ""
+    return f'<section id="{name}"><h2>{title}</h2>{body}</section>'
 
 
 def _answer(results: Results) -> str:
@@ -94,7 +98,9 @@ def _answer(results: Results) -> str:
         "multiple comparisons.</p>"
     )
     counts = control_counts(results)
-    return _section("answer", "Is any difference significant?", lead + counts) if counts else ""
+    if not counts:
+        return ""
+    return _section("answer", "Is any difference significant?", lead + counts)
 
 
 def _configured_rounds(results: Results) -> list[int]:
@@ -138,10 +144,11 @@ def _missing(results: Results) -> str:
     cells = len(results.study.cells)
     unfinished = missing(results)
     diverging = diverged(results)
-    text = f"{len(unfinished)} of {cells} runs have not finished; these results are preliminary."
-    return _listed(text, unfinished) + _listed(
-        f"{len(diverging)} of {cells} runs have diverged.", diverging
+    preliminary = _listed(
+        f"{len(unfinished)} of {cells} runs have not finished; these results are preliminary.",
+        unfinished,
     )
+    return preliminary + _listed(f"{len(diverging)} of {cells} runs have diverged.", diverging)
 
 
 def _listed(text: str, lines: Sequence[str]) -> str:
@@ -172,13 +179,16 @@ def page_data(results: Results) -> dict[str, Any]:
     curves: dict[str, list[dict[str, Any]]] = {}
     for setting in study.settings:
         curves[setting] = list(map(_curves, results.of(setting)))
+    targets: dict[str, float] = {}
+    for setting, target in results.targets.items():
+        targets[setting] = target.value
     bitmaps: list[str] = []  # runs of one seed see the same clients: each raster is stored once
     runs = [_run(cell, bitmaps) for cell in study.cells if cell.trace is not None]
     return {
         "settings": study.settings,
         "variants": study.variants,
         "control": results.control,
-        "targets": {name: target.value for name, target in results.targets.items()},
+        "targets": targets,
         "measures": MEASURES,
         "scale": SCALE,
         "curves": curves,
@@ -191,7 +201,10 @@ def page_data(results: Results) -> dict[str, Any]:
 def _partitions(study: Study) -> dict[str, Any]:
     partitions: dict[str, Any] = {}
     for partition in study.partitions:
-        partitions[partition.setting] = {"seed": partition.seed, "counts": partition.counts}
+        partitions[partition.setting] = {
+            "seed": partition.seed,
+            "counts": partition.counts,
+        }
     return partitions
 
 
@@ -253,7 +266,10 @@ def _band(seeds: Sequence[Sequence[float]]) -> list[list[int]]:
 
 
 def _means(seeds: Sequence[Sequence[int]]) -> list[float]:
-    return [float(f"{fmean(point):.5g}") for point in zip(*seeds, strict=True)]
+    means: list[float] = []
+    for point in zip(*seeds, strict=True):
+        means.append(float(f"{fmean(point):.5g}"))
+    return means
 
 
 def _run(cell: CellResult, bitmaps: list[str]) -> dict[str, Any]:
@@ -321,7 +337,9 @@ def _is_series(value: Any) -> bool:
 
 def _five_digits(value: float | None) -> float | None:
     """Return five digits of a number; None for what cannot be drawn."""
-    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.5g}")
 
 
 def _is_number(value: Any) -> bool:

@@ -26,7 +26,9 @@ def is_count(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Return whether a value is a finite number."""
-    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)
 
 
 def _is_text(value: object) -> bool:
@@ -41,8 +43,8 @@ def _is_integer(value: object) -> bool:
     return type(value) is int
 
 
-def _is_accuracy(value: object) -> bool:
-    return is_number(value) and 0 < value <= 1  # type: ignore[operator]
+def _is_accuracy(value: Any) -> bool:
+    return is_number(value) and 0 < value <= 1
 
 
 def _optional(check: Check) -> Check:
@@ -50,7 +52,10 @@ def _optional(check: Check) -> Check:
 
 
 def _list_of(check: Check) -> Check:
-    return lambda values: isinstance(values, list | tuple) and all(map(check, values))
+    def is_list(values: Any) -> bool:
+        return isinstance(values, list | tuple) and all(map(check, values))
+
+    return is_list
 
 
 _is_list_of_numbers = _list_of(is_number)
@@ -64,7 +69,11 @@ def need(is_right: bool, name: str, value: object, expected: str) -> None:
 
 
 def _need_all(
-    values: object, names: Iterable[str], check: Check, expected: str, prefix: str = ""
+    values: object,
+    names: Iterable[str],
+    check: Check,
+    expected: str,
+    prefix: str = "",
 ) -> None:
     """Check several attributes of an object in the same way."""
     for name in names:
@@ -78,15 +87,36 @@ def check_head(head: Mapping[str, Any]) -> None:
     Published figures are only checked to be a table: `--paper` may still replace those of a plan.
     """
     for name in ("title", "claim"):
-        need(_is_text(head.get(name, "")), name, head.get(name), "a text")
+        text = head.get(name, "")
+        need(_is_text(text), name, text, "a text")
     control = head.get("control")
-    need(_optional(_is_text)(control), "control", control, "the name of a variant")
+    need(
+        control is None or _is_text(control),
+        "control",
+        control,
+        "the name of a variant",
+    )
     targets = head.get("targets") or {}
-    need(_is_table(targets), "targets", targets, "a table of accuracies, setting by setting")
+    need(
+        _is_table(targets),
+        "targets",
+        targets,
+        "a table of accuracies, setting by setting",
+    )
     for setting, target in targets.items():
-        need(_is_accuracy(target), f"targets.{setting}", target, "an accuracy in (0, 1]")
+        need(
+            _is_accuracy(target),
+            f"targets.{setting}",
+            target,
+            "an accuracy in (0, 1]",
+        )
     paper = head.get("paper")
-    need(_optional(_is_table)(paper), "paper", paper, "a table of published figures")
+    need(
+        paper is None or _is_table(paper),
+        "paper",
+        paper,
+        "a table of published figures",
+    )
 
 
 def check_unique(names: Iterable[CellName]) -> None:
@@ -105,12 +135,14 @@ def check_cell(cell: CellResult) -> None:
     """Check a cell of a stored study."""
     _need_all(cell, ("id", "setting", "variant", "reason"), _is_text, "a text")
     _need_all(cell, ("seed",), _is_integer, "a whole number")
-    need(cell.state in get_args(CellState), "state", cell.state, f"one of {get_args(CellState)}")
+    states = get_args(CellState)
+    need(cell.state in states, "state", cell.state, f"one of {states}")
     _need_all(cell, ("config", "environment"), _is_table, "a table")
     _need_all(cell, ("theory",), _optional(_is_table), "a table")
     if cell.config:
         for name in ("preset", "method", "data.name"):
-            need(_is_text(cell.config.get(name)), f"config.{name}", cell.config.get(name), "a text")
+            value = cell.config.get(name)
+            need(_is_text(value), f"config.{name}", value, "a text")
         rounds = cell.config.get("rounds")
         need(is_count(rounds), "config.rounds", rounds, "a whole number")
     if cell.facts is not None:
@@ -122,13 +154,22 @@ def check_cell(cell: CellResult) -> None:
 
 
 def _check_facts(facts: Facts) -> None:
-    optional = ("accuracy", "macro_f1", "over_rounds", "best", "reward")
+    optional = (
+        "accuracy",
+        "macro_f1",
+        "over_rounds",
+        "best",
+        "reward",
+        "first_tenth",
+        "throughout",
+    )
+    required = ("rejected", "seconds", "diverged")
     _need_all(facts, optional, _optional(is_number), "a number")
-    _need_all(facts, ("first_tenth", "throughout"), _optional(is_number), "a number")
-    _need_all(facts, ("rejected", "seconds", "diverged"), is_number, "a number")
+    _need_all(facts, required, is_number, "a number")
     _check_columns("curve", facts.curve, ("rounds", "accuracy", "smooth"))
     _check_columns("climb", facts.climb, ("rounds", "heights"))
-    _need_all(facts.climb, ("played",), is_count, "a whole number", "climb.")
+    played = facts.climb.played
+    need(is_count(played), "climb.played", played, "a whole number")
     for name in COSTS:
         total = facts.climb.totals[name]
         need(is_number(total), f"totals.{name}", total, "a number")
@@ -136,21 +177,29 @@ def _check_facts(facts: Facts) -> None:
 
 def _check_columns(prefix: str, table: Curve | Climb, names: Sequence[str]) -> None:
     """Check that all columns are as long as the column of rounds."""
-    columns: list[tuple[str, Any]] = []
+    columns: dict[str, Any] = {}
     for name in names:
-        columns.append((name, getattr(table, name)))
+        columns[name] = getattr(table, name)
     for name in COSTS:
-        columns.append((name, table.costs[name]))
-    for name, column in columns:
-        is_right = _is_list_of_numbers(column) and len(column) == len(table.rounds)
-        need(is_right, f"{prefix}.{name}", column, "a list of numbers, one for each stored round")
+        columns[name] = table.costs[name]
+    for name, column in columns.items():
+        need(
+            _is_list_of_numbers(column) and len(column) == len(table.rounds),
+            f"{prefix}.{name}",
+            column,
+            "a list of numbers, one for each stored round",
+        )
 
 
 def _check_participation(participation: Participation) -> None:
     for name in ("seen", "chosen"):
         counts = getattr(participation, name)
-        is_right = _is_list_of_counts(counts) and 0 < len(counts) == len(participation.seen)
-        need(is_right, f"participation.{name}", counts, "a list of counts, one for each client")
+        need(
+            _is_list_of_counts(counts) and 0 < len(counts) == len(participation.seen),
+            f"participation.{name}",
+            counts,
+            "a list of counts, one for each client",
+        )
     _need_all(participation, ("classes_covered",), _optional(is_number), "a number")
 
 
@@ -163,10 +212,19 @@ def _check_trace(trace: RunTrace) -> None:
 
 def _check_moment(moment: Moment) -> None:
     _need_all(moment, ("round",), is_count, "a whole number", "moment.")
-    ids = ("clients", "chosen")
-    _need_all(moment, ids, _is_list_of_counts, "a list of client numbers", "moment.")
-    is_right = _is_list_of_numbers(moment.q) and len(moment.q) == len(moment.clients)
-    need(is_right, "moment.q", moment.q, "a list of numbers, one for each client")
+    _need_all(
+        moment,
+        ("clients", "chosen"),
+        _is_list_of_counts,
+        "a list of client numbers",
+        "moment.",
+    )
+    need(
+        _is_list_of_numbers(moment.q) and len(moment.q) == len(moment.clients),
+        "moment.q",
+        moment.q,
+        "a list of numbers, one for each client",
+    )
     _need_all(moment, ("epsilon",), _optional(is_number), "a number", "moment.")
 
 
@@ -179,13 +237,19 @@ def check_partition(partition: Partition) -> None:
 
 def check_counts(name: str, counts: object) -> None:
     """Check class counts: at least one client, all with the same number of classes."""
-    is_right = isinstance(counts, list) and bool(counts) and _are_rows(counts)
-    need(is_right, name, counts, "a list with the class counts of every client")
+    need(
+        isinstance(counts, list) and bool(counts) and _are_rows(counts),
+        name,
+        counts,
+        "a list with the class counts of every client",
+    )
 
 
-def _are_rows(rows: Sequence[object]) -> bool:
+def _are_rows(rows: Sequence[Any]) -> bool:
+    """Return whether all are lists of counts of one length, which is not 0."""
     lengths: set[int] = set()
     for row in rows:
-        is_right = isinstance(row, list) and _is_list_of_counts(row)
-        lengths.add(len(row) if is_right else 0)  # type: ignore[arg-type]
+        if not isinstance(row, list) or not _is_list_of_counts(row):
+            return False
+        lengths.add(len(row))
     return len(lengths) == 1 and 0 not in lengths

@@ -109,15 +109,18 @@ class _Reader:
         counts = self.class_counts.of(folder, config, planned.seed)
         clients = len(counts) if counts else _num_clients(config, records)
         check_clients(records, clients, folder)
-        with_trace = state == "finished" and (planned.setting, planned.variant) not in self.traced
-        if with_trace:
+        trace = None
+        is_traced = (planned.setting, planned.variant) in self.traced
+        if state == "finished" and not is_traced:
+            trace = trace_of(records, clients)
             self._note_trace(planned, counts)
+        theory = read_json(folder / "theory.json")
         return CellResult(
             **common,
             facts=facts,
             participation=_participation(records, clients, counts),
-            trace=trace_of(records, clients) if with_trace else None,
-            theory=read_json(folder / "theory.json") or None,
+            trace=trace,
+            theory=theory or None,
         )
 
     def _note_trace(self, planned: _PlannedCell, counts: list[list[int]] | None) -> None:
@@ -131,8 +134,10 @@ def _config_of(folder: Path, has_records: bool) -> dict[str, Any]:
     """Return every dotted key of a run, empty if it has not begun; lists for tuples, as in JSON."""
     file = folder / "config.toml"
     if file.exists():
-        config = read_config(folder).flat()
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in config.items()}
+        config: dict[str, Any] = {}
+        for key, value in read_config(folder).flat().items():
+            config[key] = list(value) if isinstance(value, tuple) else value
+        return config
     if has_records:
         raise UserError(
             f"{file} is not there, though {folder} has records: restore it, or delete the folder "
@@ -162,7 +167,9 @@ def _state(folder: Path, facts: Facts | None, config: Mapping[str, Any]) -> tupl
 
 
 def _participation(
-    records: Sequence[Record], clients: int, counts: list[list[int]] | None
+    records: Sequence[Record],
+    clients: int,
+    counts: list[list[int]] | None,
 ) -> Participation:
     seen = [0] * clients
     chosen = [0] * clients
@@ -200,7 +207,8 @@ def _read_sweep(path: Path) -> Study:
     cells: list[CellResult] = []
     for planned in _planned_cells(plan, path / "sweep.json"):
         folder = path / "cells" / planned.id
-        cells.append(reader.cell(folder, planned, _of_seed(read_records(folder), planned.seed)))
+        records = _of_seed(read_records(folder), planned.seed)
+        cells.append(reader.cell(folder, planned, records))
     return Study(
         title=str(plan.get("title", path.name)),
         claim=plan.get("claim", ""),
@@ -235,14 +243,18 @@ def _planned_cells(plan: Mapping[str, Any], path: Path) -> list[_PlannedCell]:
 
 
 def _planned_cell(content: Mapping[str, Any]) -> _PlannedCell:
-    cell = _PlannedCell(content["id"], content["setting"], content["variant"], content["seed"])
-    if type(cell.seed) is not int or not all(map(_is_text, (cell.id, cell.setting, cell.variant))):
+    cell = _PlannedCell(
+        id=content["id"],
+        setting=content["setting"],
+        variant=content["variant"],
+        seed=content["seed"],
+    )
+    if type(cell.seed) is not int:
         raise TypeError
+    for text in (cell.id, cell.setting, cell.variant):
+        if not isinstance(text, str):
+            raise TypeError
     return cell
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _read_runs(path: Path, folders: Sequence[Path]) -> Study:
@@ -260,14 +272,20 @@ def _read_runs(path: Path, folders: Sequence[Path]) -> Study:
         records = read_records(folder)
         setting, variant = names[folder]
         for seed in config.config.seeds:
-            planned = _PlannedCell(f"{folder.name}-{seed}", setting, variant, seed)
+            planned = _PlannedCell(
+                id=f"{folder.name}-{seed}",
+                setting=setting,
+                variant=variant,
+                seed=seed,
+            )
             other = folder_of.setdefault(planned.name, folder)
             if other != folder:
                 raise UserError(
                     f"{other} and {folder} hold the same run ({variant}, seed {seed}, {setting}): "
                     f"move one of them out of {path}, or run it with another seed."
                 )
-            cells.append(reader.cell(folder, planned, _of_seed(records, seed)))
+            records_of_seed = _of_seed(records, seed)
+            cells.append(reader.cell(folder, planned, records_of_seed))
     return Study(
         title=path.resolve().name,
         claim="",
@@ -289,13 +307,21 @@ def names_of(configs: Configs) -> dict[Path, tuple[str, str]]:
     setting_names: dict[Path, str] = {}
     for folder, config in configs.items():
         setting_names[folder] = _setting_name(config)
-    setting_names = _distinguished(setting_names, setting_names, _restricted(configs, _is_setting))
+    setting_names = _distinguished(
+        setting_names,
+        groups=setting_names,
+        configs=_restricted(configs, _is_setting),
+    )
     variant_names: dict[Path, str] = {}
     groups: dict[Path, tuple[str, str]] = {}
     for folder, config in configs.items():
         variant_names[folder] = str(config["method"])
         groups[folder] = setting_names[folder], config["method"]
-    variant_names = _distinguished(variant_names, groups, _restricted(configs, _is_variant))
+    variant_names = _distinguished(
+        variant_names,
+        groups,
+        configs=_restricted(configs, _is_variant),
+    )
     names: dict[Path, tuple[str, str]] = {}
     for folder in configs:
         names[folder] = setting_names[folder], variant_names[folder]
@@ -310,11 +336,17 @@ def _is_variant(key: str) -> bool:
     return key != "seeds" and not _is_setting(key)
 
 
-def _restricted(configs: Configs, belongs: Callable[[str], bool]) -> dict[Path, dict[str, Any]]:
+def _restricted(
+    configs: Configs,
+    belongs: Callable[[str], bool],
+) -> dict[Path, dict[str, Any]]:
     """Return the configurations with only those keys that belong."""
     restricted: dict[Path, dict[str, Any]] = {}
     for folder, config in configs.items():
-        restricted[folder] = {key: value for key, value in config.items() if belongs(key)}
+        restricted[folder] = {}
+        for key, value in config.items():
+            if belongs(key):
+                restricted[folder][key] = value
     return restricted
 
 
@@ -325,12 +357,17 @@ def _setting_name(config: Mapping[str, Any]) -> str:
 
 
 def _distinguished(
-    names: Mapping[Path, str], groups: Mapping[Path, Hashable], configs: Configs
+    names: Mapping[Path, str],
+    groups: Mapping[Path, Hashable],
+    configs: Configs,
 ) -> dict[Path, str]:
     """Return the names, extended so that different folders of one group have different names."""
+    members_of: dict[Hashable, dict[Path, Mapping[str, Any]]] = {}
+    for folder, config in configs.items():
+        members = members_of.setdefault(groups[folder], {})
+        members[folder] = config
     longer = dict(names)
-    for group in set(groups.values()):
-        members = {folder: configs[folder] for folder in configs if groups[folder] == group}
+    for members in members_of.values():
         for folder, suffix in _suffixes(members).items():
             longer[folder] += suffix
     return longer
@@ -347,11 +384,14 @@ def _suffixes(configs: Configs) -> dict[Path, str]:
         values = tuple(_as_text(config, key) for key in keys)
         values_of[folder] = values
         text_of[values] = _assignments(keys, values)
-    is_ambiguous = len(set(text_of.values())) < len(text_of)
-    if is_ambiguous or len(keys) > MAX_KEYS or max(map(len, text_of.values())) > MAX_LETTERS:
+    texts = list(text_of.values())
+    is_ambiguous = len(set(texts)) < len(texts)
+    is_long = len(keys) > MAX_KEYS or max(map(len, texts)) > MAX_LETTERS
+    if is_ambiguous or is_long:
         # folders that differ in seeds alone have equal values and are named after the first
         for folder in reversed(values_of):
-            text_of[values_of[folder]] = folder.resolve().name
+            values = values_of[folder]
+            text_of[values] = folder.resolve().name
     suffixes: dict[Path, str] = {}
     for folder, values in values_of.items():
         suffixes[folder] = f" ({text_of[values]})"
@@ -389,4 +429,6 @@ def _assignments(keys: Sequence[str], values: Sequence[str]) -> str:
 
 
 def _without_quotes(text: str) -> str:
-    return text[1:-1] if text.startswith('"') and text[1:-1].isidentifier() else text
+    inner = text[1:-1]
+    is_quoted_word = text.startswith('"') and inner.isidentifier()
+    return inner if is_quoted_word else text

@@ -58,7 +58,8 @@ def check_paper(study: Study) -> None:
 
 
 def published_figure(
-    paper: Mapping[str, Any] | None, config: Mapping[str, Any]
+    paper: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
 ) -> PublishedFigure | None:
     """Return the published figure of the setting and method of a run; None if there is none."""
     if paper is None:
@@ -68,8 +69,13 @@ def published_figure(
             figure = paper["accuracy"][name].get(config["method"])
             if figure is None:
                 return None
-            published = Published(figure[0] / 100, figure[1] / 100, int(paper["seeds"]))
-            return PublishedFigure(published, _deviations(paper, setting, config))
+            published = Published(
+                mean=figure[0] / 100,
+                std=figure[1] / 100,
+                seeds=int(paper["seeds"]),
+            )
+            deviations = _deviations(paper, setting, config)
+            return PublishedFigure(published, deviations)
     return None
 
 
@@ -78,11 +84,14 @@ def _matches(config: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
 
 
 def _deviations(
-    paper: Mapping[str, Any], setting: Mapping[str, Any], config: Mapping[str, Any]
+    paper: Mapping[str, Any],
+    setting: Mapping[str, Any],
+    config: Mapping[str, Any],
 ) -> tuple[str, ...]:
+    protocol_of_methods = paper.get("protocol_of", {})
     protocol = {
         **paper.get("protocol", {}),
-        **paper.get("protocol_of", {}).get(config["method"], {}),
+        **protocol_of_methods.get(config["method"], {}),
         **setting.get("protocol", {}),
     }
     deviations: list[str] = []

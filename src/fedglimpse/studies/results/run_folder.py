@@ -144,8 +144,11 @@ class ClassCounts:
         stored = folder / "partition.json"
         if stored.exists():
             return _read_counts(stored, str(seed))
-        data_keys = sorted((k, v) for k, v in config.items() if k.startswith("data."))
-        key = (*data_keys, seed)
+        data_settings: list[tuple[str, Any]] = []
+        for name, value in sorted(config.items()):
+            if name.startswith("data."):
+                data_settings.append((name, value))
+        key = (*data_settings, seed)
         if key not in self._computed:
             self._computed[key] = self._compute(config, seed)
         return self._computed[key]
@@ -158,7 +161,8 @@ class ClassCounts:
             population = population_of(read_stored(config).config, dataset, seed)
         except UserError:  # such as clients of a Flower federation, which have data of their own
             return None
-        counts: Counts = population.label_histogram(torch.arange(population.num_clients)).tolist()
+        all_clients = torch.arange(population.num_clients)
+        counts: Counts = population.label_histogram(all_clients).tolist()
         return counts
 
     def _dataset(self, name: str) -> Dataset | None:

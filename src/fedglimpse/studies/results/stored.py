@@ -29,7 +29,11 @@ FORMAT = 1
 
 def write_study(study: Study, path: Path) -> None:
     """Write a study; the same study gives the same bytes."""
-    content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(study)}
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        **dataclasses.asdict(study),
+    }
     text = json.dumps(content, separators=(",", ":"))
     temporary = path.with_name(path.name + ".part")
     temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -54,7 +58,9 @@ def read_study(path: Path) -> Study:
     try:
         return _to_study(content)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        reason = str(error)
+        if not isinstance(error, ValueError):
+            reason = f"{type(error).__name__}: {error}"
         raise UserError(
             f"{path} is damaged, or no study of version {version} ({reason}): restore it, or make "
             "it again with fedglimpse report."
@@ -102,7 +108,9 @@ def _to_facts(content: dict[str, Any]) -> Facts:
 
 
 def _columns(content: Mapping[str, Any]) -> dict[str, Any]:
-    return _with_tuples(content) | {"costs": _with_tuples(content["costs"])}
+    columns = _with_tuples(content)
+    columns["costs"] = _with_tuples(content["costs"])
+    return columns
 
 
 def _to_trace(content: dict[str, Any]) -> RunTrace:
@@ -111,9 +119,14 @@ def _to_trace(content: dict[str, Any]) -> RunTrace:
 
 
 def _to_moment(content: dict[str, Any]) -> Moment:
-    attention = drawable(content.pop("attention"), len(content["clients"]))
+    num_clients = len(content["clients"])
+    attention = drawable(content.pop("attention"), num_clients)
     return Moment(attention=attention, **content)
 
 
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
+    """Return the table with tuples for lists, as the dataclasses have them."""
+    converted: dict[str, Any] = {}
+    for key, value in content.items():
+        converted[key] = tuple(value) if isinstance(value, list) else value
+    return converted

@@ -84,7 +84,11 @@ class Study:
 
     def of(self, setting: str, variant: str) -> list[CellResult]:
         """Return the seeds of one variant in one setting."""
-        return [c for c in self.cells if (c.setting, c.variant) == (setting, variant)]
+        cells: list[CellResult] = []
+        for cell in self.cells:
+            if cell.setting == setting and cell.variant == variant:
+                cells.append(cell)
+        return cells
 
     def count(self, state: CellState) -> int:
         """Return how many cells are in this state."""
@@ -121,7 +125,10 @@ def join_studies(studies: Sequence[Study], source: str) -> Study:
         for partition in study.partitions:
             partitions[partition.setting, partition.seed] = partition
     return dataclasses.replace(
-        first, cells=list(cells.values()), partitions=list(partitions.values()), source=source
+        first,
+        cells=list(cells.values()),
+        partitions=list(partitions.values()),
+        source=source,
     )
 
 

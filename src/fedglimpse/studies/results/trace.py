@@ -47,12 +47,17 @@ def trace_of(records: Sequence[Record], clients: int) -> RunTrace:
     scored = list(filter(_has_scores, records))
     with_attention = [record for record in scored if "attention" in record]
     candidates = with_attention or scored  # attention may be logged in some rounds only
+    moments: list[Moment] = []
+    for i in thinned(len(candidates), MOMENTS):
+        moments.append(_moment(candidates[i]))
+    visible = [record["visible"] for record in raster]
+    selected = [record["selected"] for record in raster]
     return RunTrace(
         clients=clients,
         rounds=len(raster),
-        visible=pack([record["visible"] for record in raster], clients),
-        selected=pack([record["selected"] for record in raster], clients),
-        moments=[_moment(candidates[i]) for i in thinned(len(candidates), MOMENTS)],
+        visible=pack(visible, clients),
+        selected=pack(selected, clients),
+        moments=moments,
     )
 
 
@@ -66,21 +71,27 @@ def pack(rows: Sequence[Sequence[int]], width: int) -> str:
 
 def unpack(text: str, rows: int, width: int) -> list[list[int]]:
     """Read what `pack` wrote."""
-    bits = np.unpackbits(np.frombuffer(base64.b64decode(text), dtype=np.uint8))
+    packed = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+    bits = np.unpackbits(packed)
     matrix = bits[: rows * width].reshape(rows, width)
-    return [np.flatnonzero(line).tolist() for line in matrix]
+    ids: list[list[int]] = []
+    for line in matrix:
+        ids.append(np.flatnonzero(line).tolist())
+    return ids
 
 
 def _candidate_ids(record: Record) -> list[int]:
     """Return the clients a selector could choose from: visible, with a finite update."""
-    return [i for i in record["visible"] if i not in record["rejected"]]
+    rejected = record["rejected"]
+    return [i for i in record["visible"] if i not in rejected]
 
 
 def _has_scores(record: Record) -> bool:
     scores = record.get("q", ())
     if not isinstance(scores, list):  # a user's own selector may log something else as `q`
         return False
-    return len(scores) == len(_candidate_ids(record)) > 0 and _are_finite(scores)
+    count = len(_candidate_ids(record))
+    return len(scores) == count > 0 and _are_finite(scores)
 
 
 def drawable(attention: Any, clients: int) -> Sequence[Sequence[float]] | None:

@@ -103,7 +103,10 @@ class _Scored:
 
     def costs_at(self, positions: Sequence[int]) -> dict[str, tuple[int, ...]]:
         """Return the costs up to some of the scored rounds."""
-        return {name: _at(amounts, positions) for name, amounts in self.costs.items()}
+        costs: dict[str, tuple[int, ...]] = {}
+        for name, amounts in self.costs.items():
+            costs[name] = _at(amounts, positions)
+        return costs
 
 
 def condense(records: Sequence[Record], rounds: int) -> Facts:
@@ -154,8 +157,10 @@ def _without_divergence(records: Sequence[Record]) -> tuple[int, list[Record]]:
     finite_records: list[Record] = []
     for record in records:
         zeros: Record = {}
-        for name in ("accuracy", "macro_f1", "reward") if _was_scored(record) else ("reward",):
-            if record[name] is None or not math.isfinite(record[name]):
+        scores = ("accuracy", "macro_f1", "reward") if _was_scored(record) else ("reward",)
+        for name in scores:
+            value = record[name]
+            if value is None or not math.isfinite(value):
                 zeros[name] = 0.0
         if zeros:
             diverged += 1
@@ -182,7 +187,13 @@ def _scored(records: Sequence[Record]) -> _Scored:
         accuracy.append(float(record["accuracy"]))
         for name in COSTS:
             costs[name].append(totals[name])
-    return _Scored(rounds, accuracy, _trailing_mean(accuracy), costs, totals)
+    return _Scored(
+        rounds=rounds,
+        accuracy=accuracy,
+        smooth=_trailing_mean(accuracy),
+        costs=costs,
+        totals=totals,
+    )
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -190,7 +201,9 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _mean_of_first_tenth(
-    rounds: Sequence[int], accuracy: Sequence[float], rounds_run: int
+    rounds: Sequence[int],
+    accuracy: Sequence[float],
+    rounds_run: int,
 ) -> float | None:
     early: list[float] = []
     for number, value in zip(rounds, accuracy, strict=True):
@@ -203,14 +216,17 @@ def thinned(count: int, points: int) -> list[int]:
     """Return at most `points` positions of 0..count-1, evenly spread, both ends included."""
     if count <= points:
         return list(range(count))
-    return sorted({round(i * (count - 1) / (points - 1)) for i in range(points)})
+    step = points - 1
+    positions = {round(i * (count - 1) / step) for i in range(points)}
+    return sorted(positions)
 
 
 def _curve(scored: _Scored) -> Curve:
     positions = thinned(len(scored.rounds), POINTS)
+    accuracies = _at(scored.accuracy, positions)
     return Curve(
         rounds=_at(scored.rounds, positions),
-        accuracy=tuple(round(accuracy, DIGITS) for accuracy in _at(scored.accuracy, positions)),
+        accuracy=tuple(round(accuracy, DIGITS) for accuracy in accuracies),
         smooth=_at(scored.smooth, positions),
         costs=scored.costs_at(positions),
     )

@@ -114,7 +114,10 @@ def paired(values: Mapping[Key, float], control: Mapping[Key, float]) -> Differe
         values: seed -> value; if several settings are pooled, (position of setting, seed) -> value.
         control: the same of the other method.
     """
-    differences = [values[seed] - control[seed] for seed in sorted(values) if seed in control]
+    differences: list[float] = []
+    for seed in sorted(values):
+        if seed in control:
+            differences.append(values[seed] - control[seed])
     if not differences:
         return None
     if len(differences) == 1:
@@ -146,8 +149,10 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
 def _resamples(n: int) -> Tensor:
     """Return positions `[B, n]` of the bootstrap samples."""
     if n <= ENUMERATED:
-        return torch.cartesian_prod(*[torch.arange(n)] * n)
-    return torch.randint(n, (RESAMPLES, n), generator=rng.generator(0, "bootstrap", n))
+        positions = torch.arange(n)
+        return torch.cartesian_prod(*[positions] * n)
+    draw = rng.generator(0, "bootstrap", n)
+    return torch.randint(n, (RESAMPLES, n), generator=draw)
 
 
 def _p_of_zero(differences: Sequence[float]) -> float:
@@ -189,10 +194,18 @@ def against_published(values: Sequence[float], figure: Published) -> Difference:
     if variance <= SAME**2:
         return Difference(gap, None, None, None, n)
     error = math.sqrt(variance)
-    freedom = variance**2 / (our_variance**2 / (n - 1) + their_variance**2 / (figure.seeds - 1))
+    our_part = our_variance**2 / (n - 1)
+    their_part = their_variance**2 / (figure.seeds - 1)
+    freedom = variance**2 / (our_part + their_part)
     width = half_width(error, freedom)
-    p = p_of_zero(gap, error, freedom)
-    return Difference(gap, gap - width, gap + width, p, n, t_half_width=width)
+    return Difference(
+        mean=gap,
+        low=gap - width,
+        high=gap + width,
+        p=p_of_zero(gap, error, freedom),
+        pairs=n,
+        t_half_width=width,
+    )
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -201,10 +214,15 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     Among many comparisons some look significant by chance. After this correction the chance of
     even one false one among all of them is at most the level.
     """
-    ranked = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    ranked: list[tuple[float, int]] = []  # p-value and its position, smallest first
+    for i, p in enumerate(p_values):
+        if p is not None:
+            ranked.append((p, i))
+    ranked.sort()
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
     for rank, (p, i) in enumerate(ranked):
-        largest = max(largest, min(1.0, p * (len(ranked) - rank)))
+        not_smaller = len(ranked) - rank
+        largest = max(largest, min(1.0, p * not_smaller))
         adjusted[i] = largest
     return adjusted

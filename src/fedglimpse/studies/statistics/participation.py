@@ -85,11 +85,14 @@ class Fairness:
 def jain(counts: Sequence[float]) -> float:
     """Return (sum x)^2 / (N sum x^2); 1 if nobody was chosen, because nobody was favoured."""
     squares = sum(count * count for count in counts)
-    return sum(counts) ** 2 / (len(counts) * squares) if squares else 1.0
+    if not squares:
+        return 1.0
+    return sum(counts) ** 2 / (len(counts) * squares)
 
 
 def classes_covered(
-    selected: Sequence[Sequence[int]], histograms: Sequence[Sequence[int]]
+    selected: Sequence[Sequence[int]],
+    histograms: Sequence[Sequence[int]],
 ) -> float | None:
     """Return the mean share of classes that the chosen clients of a round hold.
 

@@ -52,7 +52,8 @@ class SweepFolder:
                 "resume it with that version, or name another --out.",
                 key="--out",
             )
-        difference = _difference(stored["cells"], [asdict(cell) for cell in plan.cells])
+        planned_cells = [asdict(cell) for cell in plan.cells]
+        difference = _difference(stored["cells"], planned_cells)
         if difference:
             raise UserError(
                 f"{self.path} holds another sweep ({difference}): name another --out, or restore "
@@ -70,7 +71,11 @@ class SweepFolder:
 
     def open(self, plan: Plan) -> None:
         """Write the plan; call `check` before, and hold the lock."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(plan)}
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            **asdict(plan),
+        }
         text = json.dumps(content, indent=1)
         with writing(self.path):
             (self.path / "cells").mkdir(exist_ok=True)
@@ -124,7 +129,8 @@ class SweepFolder:
 
     def reason(self, cell: Cell) -> str:
         """Return why a cell failed."""
-        content = json.loads((self.of(cell) / "failed.json").read_text(encoding="utf-8"))
+        file = self.of(cell) / "failed.json"
+        content = json.loads(file.read_text(encoding="utf-8"))
         return str(content["reason"])
 
     def forgive(self, cell: Cell) -> None:
@@ -148,7 +154,9 @@ class SweepFolder:
     def rounds_run(self, cell: Cell) -> int:
         """Return how many rounds of an unfinished cell are recorded."""
         records = self.of(cell) / "rounds.jsonl"
-        return records.read_bytes().count(b"\n") if records.exists() else 0
+        if not records.exists():
+            return 0
+        return records.read_bytes().count(b"\n")
 
     def _check_empty(self) -> None:
         if not self.path.exists():
@@ -170,7 +178,10 @@ class SweepFolder:
             ) from None
 
 
-def _difference(stored: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]]) -> str:
+def _difference(
+    stored: Sequence[Mapping[str, Any]],
+    planned: Sequence[Mapping[str, Any]],
+) -> str:
     """Return the first difference between two plans; empty if there is none."""
     stored_overrides = _overrides_by_id(stored)
     new_overrides = _overrides_by_id(planned)
@@ -188,4 +199,7 @@ def _difference(stored: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[s
 
 
 def _overrides_by_id(cells: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {cell["id"]: cell["overrides"] for cell in cells}
+    overrides: dict[str, Mapping[str, Any]] = {}
+    for cell in cells:
+        overrides[cell["id"]] = cell["overrides"]
+    return overrides

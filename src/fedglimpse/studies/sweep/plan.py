@@ -127,16 +127,22 @@ def read_plan(file: Path, smoke: bool = False, to_run: bool = True) -> Plan:
             f"{file}: control = {control!r} is not a variant.{nearest(str(control), variants)}",
             key="control",
         )
-    smoke_keys = flatten(table["smoke"]) if smoke else {}
-    cells = _grid(file, flatten(table.get("base", {})), settings, variants, smoke_keys)
+    cells = _grid(
+        file,
+        base=flatten(table.get("base", {})),
+        settings=settings,
+        variants=variants,
+        smoke_keys=flatten(table["smoke"]) if smoke else {},
+    )
     checked: set[tuple[str, str]] = set()
     for cell in cells:
         if (cell.setting, cell.variant) not in checked:
             _check_cell(file, cell, to_run)
             checked.add((cell.setting, cell.variant))
+    title = str(table.get("title", file.stem))
     paper = table.get("paper")
     return Plan(
-        title=str(table.get("title", file.stem)) + (" (smoke)" if smoke else ""),
+        title=f"{title} (smoke)" if smoke else title,
         claim=str(table.get("claim", "")),
         control=control,
         targets=_targets(file, settings),
@@ -187,7 +193,9 @@ def _wrong_value(place_in_file: str, key: str, value: Any, expected: str) -> Use
 
 
 def _shortened(text: str, letters: int) -> str:
-    return text if len(text) <= letters else f"{text[:letters]}..."
+    if len(text) <= letters:
+        return text
+    return f"{text[:letters]}..."
 
 
 def _settings(file: Path, table: Table) -> dict[str, Table]:
@@ -221,8 +229,12 @@ def _by_name(file: Path, table: Table, kind: str) -> dict[str, Table]:
 
 
 def _picked(
-    file: Path, tables: Tables, picked_names: Sequence[str] | None, kind: str
+    file: Path,
+    tables: Tables,
+    picked_names: Sequence[str] | None,
+    kind: str,
 ) -> dict[str, Table]:
+    """Return the named settings or variants; without names all of them."""
     if picked_names is None:
         return dict(tables)
     picked: dict[str, Table] = {}
@@ -234,15 +246,21 @@ def _picked(
 
 
 def _grid(
-    file: Path, base: Table, settings: Tables, variants: Tables, smoke_keys: Table
+    file: Path,
+    base: Table,
+    settings: Tables,
+    variants: Tables,
+    smoke_keys: Table,
 ) -> list[Cell]:
+    """Return a cell for each seed of each variant in each setting."""
     cells: dict[str, Cell] = {}
     for setting, setting_keys in settings.items():
         names = _variants_of_setting(file, setting, setting_keys)
         overrides = dict(setting_keys)
         overrides.pop("target", None)
         overrides.pop("variants", None)
-        for variant, variant_keys in _picked(file, variants, names, "variant").items():
+        variants_here = _picked(file, variants, names, "variant")
+        for variant, variant_keys in variants_here.items():
             values = {**base, **overrides, **variant_keys, **smoke_keys}
             for seed in _seeds(file, values):
                 name = _folder_name(file, setting, variant, seed)
@@ -251,7 +269,13 @@ def _grid(
                         f"{file}: '{setting}, {variant}' and '{cells[name].setting}, "
                         f"{cells[name].variant}' would share the folder {name}: rename one."
                     )
-                cells[name] = Cell(name, setting, variant, seed, {**values, "seeds": [seed]})
+                cells[name] = Cell(
+                    id=name,
+                    setting=setting,
+                    variant=variant,
+                    seed=seed,
+                    overrides={**values, "seeds": [seed]},
+                )
     return list(cells.values())
 
 

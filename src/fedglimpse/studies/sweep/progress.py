@@ -60,7 +60,8 @@ class SweepStatus:
         """Note how long some rounds of running cells took."""
         self._rounds_of_running[group] += rounds
         self._measured_rounds[group] += rounds
-        self._measured_seconds[group] = self._measured_seconds.get(group, 0.0) + seconds
+        seconds_before = self._measured_seconds.get(group, 0.0)
+        self._measured_seconds[group] = seconds_before + seconds
 
     def settle(self, cell: str, state: str, rounds_run: int = 0) -> None:
         """Note that a cell no longer runs: it is done, failed, or stopped after some rounds."""
@@ -95,7 +96,11 @@ class SweepStatus:
     def text(self) -> str:
         """Return one line."""
         running = len(self.running)
-        counts = [f"{self.done} done", f"{running} running", f"{len(self.work) - running} left"]
+        counts = [
+            f"{self.done} done",
+            f"{running} running",
+            f"{len(self.work) - running} left",
+        ]
         if self.failed:
             counts.append(f"{self.failed} failed")
         if self.current_round:

@@ -11,6 +11,7 @@ same cells together as one that was not.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -104,11 +105,20 @@ def run_sweep(
     cells = not_finished_in(chosen, configs, options.without)
     left_out = len(chosen) - len(cells)
     if not cells:
-        return SweepOutcome(0, 0, {}, reused=0, left_out=left_out, interrupted=False)
+        return SweepOutcome(
+            done=0,
+            left=0,
+            failed={},
+            reused=0,
+            left_out=left_out,
+            interrupted=False,
+        )
+    to_run = _unfinished(folder, cells, options.retry_failed)
     readiness = Readiness(on_this_machine=run_packs is local.run_packs)
-    _check_cells(_unfinished(folder, cells, options.retry_failed), configs, readiness)
+    _check_cells(to_run, configs, readiness)
     packs = make_packs(cells, configs, options.lanes)
-    _check_disk(out, [configs[cell.id] for cell in folder.left(cells)], max(map(len, packs)))
+    configs_left = [configs[cell.id] for cell in folder.left(cells)]
+    _check_disk(out, configs_left, lanes=max(map(len, packs)))
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with locked(out, "sweep"):
@@ -125,7 +135,12 @@ def run_sweep(
     return _outcome(folder, cells, reused, left_out, stop.asked)
 
 
-def _chosen_cells(plan: Plan, configs: Configs, only: Sequence[str]) -> list[Cell]:
+def _chosen_cells(
+    plan: Plan,
+    configs: Configs,
+    only: Sequence[str],
+) -> list[Cell]:
+    """Return the cells that `--only` picks; raises UserError if there are none."""
     matches = cell_filter(only)
     cells = [cell for cell in plan.cells if matches(cell, configs[cell.id])]
     if not cells:
@@ -142,7 +157,11 @@ def _chosen_cells(plan: Plan, configs: Configs, only: Sequence[str]) -> list[Cel
     return cells
 
 
-def _unfinished(folder: SweepFolder, cells: Sequence[Cell], with_failed: bool) -> list[Cell]:
+def _unfinished(
+    folder: SweepFolder,
+    cells: Sequence[Cell],
+    with_failed: bool,
+) -> list[Cell]:
     states = ("begun", "new", "failed") if with_failed else ("begun", "new")
     return [cell for cell in cells if folder.state(cell) in states]
 
@@ -152,12 +171,20 @@ def _status(folder: SweepFolder, cells: Sequence[Cell], configs: Configs) -> Swe
     work: dict[str, CellWork] = {}
     for cell in folder.left(cells):
         config = configs[cell.id]
-        work[cell.id] = CellWork(config.data.name, config.rounds, folder.rounds_run(cell))
+        work[cell.id] = CellWork(
+            group=config.data.name,
+            rounds=config.rounds,
+            rounds_run=folder.rounds_run(cell),
+        )
     return SweepStatus(work, states["done"], states["failed"])
 
 
 def _outcome(
-    folder: SweepFolder, cells: Sequence[Cell], reused: int, left_out: int, interrupted: bool
+    folder: SweepFolder,
+    cells: Sequence[Cell],
+    reused: int,
+    left_out: int,
+    interrupted: bool,
 ) -> SweepOutcome:
     done = 0
     failed: dict[str, str] = {}
@@ -167,8 +194,14 @@ def _outcome(
             done += 1
         elif state == "failed":
             failed[cell.id] = folder.reason(cell)
-    unfinished = len(cells) - done - len(failed)
-    return SweepOutcome(done, unfinished, failed, reused, left_out, interrupted)
+    return SweepOutcome(
+        done=done,
+        left=len(cells) - done - len(failed),
+        failed=failed,
+        reused=reused,
+        left_out=left_out,
+        interrupted=interrupted,
+    )
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
@@ -231,9 +264,11 @@ def cell_filter(words: Sequence[str]) -> Callable[[Cell, Config], bool]:
         names = {"setting": cell.setting.lower(), "variant": cell.variant.lower()}
         for key, choices in allowed.items():
             if key in names:
-                if not any(fnmatchcase(names[key], pattern) for pattern in choices):
-                    return False
-            elif values[key] not in choices:
+                name = names[key]
+                is_allowed = any(fnmatchcase(name, pattern) for pattern in choices)
+            else:
+                is_allowed = values[key] in choices
+            if not is_allowed:
                 return False
         return True
 
@@ -256,7 +291,11 @@ def _parse_only(word: str) -> tuple[str, Any]:
     return key, parse_overrides([word])[key]
 
 
-def not_finished_in(cells: Sequence[Cell], configs: Configs, studies: Sequence[Path]) -> list[Cell]:
+def not_finished_in(
+    cells: Sequence[Cell],
+    configs: Configs,
+    studies: Sequence[Path],
+) -> list[Cell]:
     """Return the cells whose runs none of these studies has finished.
 
     Args:
@@ -269,7 +308,12 @@ def not_finished_in(cells: Sequence[Cell], configs: Configs, studies: Sequence[P
         for cell in load_study(path).cells:
             if cell.state == "finished" and not changed_code(cell.environment, cell.config):
                 finished.add(run_identity(cell.config))
-    return [cell for cell in cells if run_identity(configs[cell.id].flat()) not in finished]
+    unfinished: list[Cell] = []
+    for planned in cells:
+        identity = run_identity(configs[planned.id].flat())
+        if identity not in finished:
+            unfinished.append(planned)
+    return unfinished
 
 
 def check_reusable(path: Path) -> None:
@@ -278,29 +322,34 @@ def check_reusable(path: Path) -> None:
         plan = json.loads((path / "sweep.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UserError(f"--reuse {path} is not the folder of a sweep.", key="--reuse") from None
-    if (plan.get("format"), plan.get("version")) != (FORMAT, VERSION):
+    version = plan.get("version")
+    if plan.get("format") != FORMAT or version != VERSION:
         raise UserError(
-            f"--reuse {path} was written by version {plan.get('version')}, but this is {VERSION}: "
+            f"--reuse {path} was written by version {version}, but this is {VERSION}: "
             "its results cannot be reused.",
             key="--reuse",
         )
 
 
 def copy_finished(
-    folder: SweepFolder, cells: Sequence[Cell], configs: Configs, sources: Sequence[Path]
+    folder: SweepFolder,
+    cells: Sequence[Cell],
+    configs: Configs,
+    sources: Sequence[Path],
 ) -> int:
     """Copy cells that other sweeps have finished with the same configuration; return how many."""
     finished: dict[str, Path] = {}
     for source in sources:
         for summary in sorted((source / "cells").glob("*/summary.json")):
-            config = read_stored(read_toml(summary.parent / "config.toml")).flat()
-            if not changed_code(stored_environment(summary.parent), config):
-                finished[run_identity(config)] = summary.parent
+            run = summary.parent
+            config = read_stored(read_toml(run / "config.toml")).flat()
+            if not changed_code(stored_environment(run), config):
+                finished[run_identity(config)] = run
     copied = 0
     for cell in cells:
-        run = finished.get(run_identity(configs[cell.id].flat()))
-        if run is not None and folder.state(cell) == "new":
-            _copy_run(run, folder.of(cell))
+        identity = run_identity(configs[cell.id].flat())
+        if identity in finished and folder.state(cell) == "new":
+            _copy_run(finished[identity], folder.of(cell))
             copied += 1
     return copied
 
@@ -309,7 +358,8 @@ def _copy_run(source: Path, target: Path) -> None:
     """Copy a run folder, its summary last: until then the cell is not done."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for path in sorted(source.iterdir(), key=lambda path: path.name == "summary.json"):
+    summary_last = sorted(source.iterdir(), key=lambda path: path.name == "summary.json")
+    for path in summary_last:
         if path.is_file() and path.suffix not in (".part", ".pt"):
             temporary = target / f"{path.name}.part"
             shutil.copyfile(path, temporary)
@@ -333,14 +383,17 @@ def make_packs(cells: Sequence[Cell], configs: Configs, lanes: int | None) -> li
     for group in groups.values():
         size = lanes or suitable_lanes(configs[group[0].id])
         ordered = sorted(group, key=lambda cell: cell.seed)  # stable: file order within a seed
-        num_packs = -(-len(ordered) // size)
+        num_packs = math.ceil(len(ordered) / size)
         cuts = [len(ordered) * i // num_packs for i in range(num_packs + 1)]
         for start, end in pairwise(cuts):
             packs.append(ordered[start:end])
     return packs
 
 
-def begun_first(packs: Sequence[list[Cell]], begun: Callable[[Cell], bool]) -> list[list[Cell]]:
+def begun_first(
+    packs: Sequence[list[Cell]],
+    begun: Callable[[Cell], bool],
+) -> list[list[Cell]]:
     """Return the packs, those first that hold a cell that has begun."""
     return sorted(packs, key=lambda pack: not any(map(begun, pack)))
 
