@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedglimpse.errors import UserError
-from fedglimpse.federation.visibility import VisibilityConfig, build_visibility
+from fedglimpse.federation.config import VisibilityConfig
+from fedglimpse.federation.visibility import build_visibility
 
 WRONG = """
 import numpy as np

@@ -11,7 +11,7 @@ import re
 
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import require
-from fedglimpse.federation import visibility
+from fedglimpse.federation.config import check_files, check_sizes
 from fedglimpse.fields import check_fields
 
 DEVICE = re.compile(r"auto|(cpu|cuda)(:(0|[1-9]\d?))?")
@@ -28,7 +28,7 @@ def check(config: Config) -> None:
         "leave it out, or use local.optimizer=sgd.",
         key="local.momentum",
     )
-    visibility.check_files(config.visibility)
+    check_files(config.visibility)
     require(
         DEVICE.fullmatch(config.engine.device) is not None,
         f"engine.device={config.engine.device!r} is unknown: use auto, cpu, cuda or cuda:1.",
@@ -63,4 +63,4 @@ def check_counts(config: Config, num_clients: int) -> None:
         f"at most {num_clients}.",
         key="selection.k",
     )
-    visibility.check_sizes(config.visibility, num_clients)
+    check_sizes(config.visibility, num_clients)

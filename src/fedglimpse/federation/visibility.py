@@ -4,8 +4,8 @@ A pattern is a small object with `visible(seed, round_num)`. Its answer depends 
 lanes agree with runs on their own and resumed runs with uninterrupted ones; what an object
 remembers between calls only saves time. Rounds count from 0.
 
-To add a pattern: write its class here and one line in `PATTERNS`; a new setting is a field of
-`VisibilityConfig`. Patterns from recorded devices are in `traces.py`.
+To add a pattern: write its class here and one line in `BUILDERS`; say what it does in `PATTERNS` of
+`config.py`, where its settings are. Patterns from recorded devices are in `traces.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.errors import UserError, nearest, require
+from fedglimpse.federation.config import (
+    PATTERNS,
+    VisibilityConfig,
+    count_clusters,
+    largest_cluster,
+)
 from fedglimpse.federation.traces import DeviceTrace
-from fedglimpse.fields import setting
 from fedglimpse.plugins import load_callable
 from fedglimpse.types import Visibility
 
@@ -54,32 +59,16 @@ class Clusters:
     overlap: int = 0
     order: Literal["random", "cyclic"] = "random"
     num_clusters: int = field(init=False)
+    largest: int = field(init=False)  # how many clients are visible at most
     _rings: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
     _visited: dict[tuple[int, int], Tensor] = field(  # the clusters by seed and index
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        require(
-            1 <= self.cluster_size <= self.num_clients,
-            f"visibility.cluster_size={self.cluster_size} does not fit {self.num_clients} clients: "
-            f"use 1 to {self.num_clients}.",
-            key="visibility.cluster_size",
-        )
-        require(
-            0 <= self.overlap < self.cluster_size,
-            f"visibility.overlap={self.overlap} must be less than visibility.cluster_size="
-            f"{self.cluster_size}: use 0 to {self.cluster_size - 1}.",
-            key="visibility.overlap",
-        )
-        num_clusters = round(self.num_clients / (self.cluster_size - self.overlap))
-        object.__setattr__(self, "num_clusters", max(1, num_clusters))
-
-    @property
-    def largest(self) -> int:
-        """How many clients are visible at most."""
-        longest_arc = math.ceil(self.num_clients / self.num_clusters)
-        return min(longest_arc + self.overlap, self.num_clients)
+        sizes = (self.num_clients, self.cluster_size, self.overlap)
+        object.__setattr__(self, "num_clusters", count_clusters(*sizes))
+        object.__setattr__(self, "largest", largest_cluster(*sizes))
 
     def visible(self, seed: int, round_num: int) -> Tensor:
         """Return the cluster the server is at in this round."""
@@ -180,97 +169,16 @@ class MarkovOnOff:
         return torch.rand(self.num_clients, generator=source, dtype=torch.float64)  # [N]
 
 
-class Pattern(NamedTuple):
-    """How `visibility.kind=NAME` is built and documented."""
-
-    meaning: str  # who is visible in a round, for the table of docs/data.md
-    build: Callable[..., Visibility]  # called with num_clients and the settings by their names
-    settings: tuple[str, ...] = ()  # the fields of `VisibilityConfig` that it reads
-
-    @property
-    def clustered(self) -> bool:
-        """True where the server sees one cluster of clients."""
-        return "cluster_size" in self.settings
-
-
-PATTERNS: dict[str, Pattern] = {
-    "mobile": Pattern(
-        "fixed random clusters of `visibility.cluster_size`, a random one each round",
-        Clusters,
-        settings=("cluster_size",),
-    ),
-    "cyclic": Pattern(
-        "the same clusters, one after the other",
-        partial(Clusters, order="cyclic"),
-        settings=("cluster_size",),
-    ),
-    "overlapping": Pattern(
-        "clusters on a ring, a random one each round; neighbours share `visibility.overlap` "
-        "clients",
-        Clusters,
-        settings=("cluster_size", "overlap"),
-    ),
-    "random": Pattern(
-        "each client with probability `visibility.p`; empty rounds are redrawn",
-        RandomAvailability,
-        settings=("p",),
-    ),
-    "markov": Pattern(
-        "clients wake up with `visibility.p_on` and fall asleep with `visibility.p_off`; a share "
-        "p_on / (p_on + p_off) is awake, and where nobody is, one client drawn at random is "
-        "visible",
-        MarkovOnOff,
-        settings=("p_on", "p_off"),
-    ),
-    "trace": Pattern(
-        "the clients whose recorded device is ready at some time in the round, see "
-        "[traces](#traces)",
-        DeviceTrace,
-        settings=("trace", "trace_devices", "round_seconds"),
-    ),
-    "full": Pattern("everybody", Full),
+# called with num_clients and the settings of the pattern by their names
+BUILDERS: dict[str, Callable[..., Visibility]] = {
+    "mobile": Clusters,
+    "cyclic": partial(Clusters, order="cyclic"),
+    "overlapping": Clusters,
+    "random": RandomAvailability,
+    "markov": MarkovOnOff,
+    "trace": DeviceTrace,
+    "full": Full,
 }
-
-
-@dataclass(frozen=True)
-class VisibilityConfig:
-    """`visibility.*`: who can be seen in a round."""
-
-    kind: str = setting(
-        "mobile",
-        "the pattern of who is visible when, see docs/data.md",
-        choices=PATTERNS,
-        plugin=True,
-    )
-    cluster_size: int = setting(
-        10, "of mobile, cyclic and overlapping: clients at one place", at_least=1
-    )
-    overlap: int = setting(
-        2, "of overlapping: clients that neighbouring clusters share", at_least=0
-    )
-    p: float = setting(
-        0.1, "of random: probability of a client to be visible in a round", above=0, at_most=1
-    )
-    p_on: float = setting(
-        0.05,
-        "of markov: probability that a sleeping client wakes up in a round",
-        above=0,
-        at_most=1,
-    )
-    p_off: float = setting(
-        0.45,
-        "of markov: probability that a client awake falls asleep in a round",
-        at_least=0,
-        at_most=1,
-    )
-    trace: str = setting("", "of trace: csv of device,ready_start_s,ready_end_s")
-    trace_devices: str = setting(
-        "", "of trace: csv of device,trace_start_s,trace_end_s, if there is one"
-    )
-    round_seconds: float = setting(600.0, "of trace: seconds of a round", above=0)
-    min_visible: int = setting(
-        1, "rounds with fewer visible clients pass without training", at_least=1
-    )
 
 
 def build_visibility(settings: VisibilityConfig, num_clients: int) -> Visibility:
@@ -288,44 +196,14 @@ def build_visibility(settings: VisibilityConfig, num_clients: int) -> Visibility
             f"{', '.join(PATTERNS)}, or your own as package.module:factory.",
             key="visibility.kind",
         )
-    pattern = PATTERNS[kind]
-    values = {name: getattr(settings, name) for name in pattern.settings}
-    return pattern.build(num_clients=num_clients, **values)
+    values = {name: getattr(settings, name) for name in PATTERNS[kind].settings}
+    return BUILDERS[kind](num_clients=num_clients, **values)
 
 
 def most_visible(visibility: Visibility, num_clients: int) -> int:
     """Return the most clients that a pattern can show in one round."""
     largest: int = getattr(visibility, "largest", num_clients)
     return largest
-
-
-def check_files(settings: VisibilityConfig) -> None:
-    """Raise UserError for a file that the chosen kind does not read."""
-    pattern = PATTERNS.get(settings.kind)
-    if pattern is None:
-        return  # a user's own pattern may read every setting
-    for name in ("trace", "trace_devices"):
-        file = getattr(settings, name)
-        require(
-            not file or name in pattern.settings,
-            f"visibility.{name}={file} has no effect with visibility.kind={settings.kind}: add "
-            "visibility.kind=trace, or leave it out.",
-            key=f"visibility.{name}",
-        )
-
-
-def check_sizes(settings: VisibilityConfig, num_clients: int) -> None:
-    """Raise UserError for sizes that do not fit the number of clients; reads no file."""
-    largest = num_clients
-    pattern = PATTERNS.get(settings.kind)
-    if pattern is not None and pattern.clustered:
-        largest = most_visible(build_visibility(settings, num_clients), num_clients)
-    require(
-        settings.min_visible <= largest,
-        f"visibility.min_visible={settings.min_visible} can never be met, since at most {largest} "
-        f"clients are visible: use at most {largest}.",
-        key="visibility.min_visible",
-    )
 
 
 class UserPattern:
