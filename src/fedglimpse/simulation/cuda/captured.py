@@ -64,15 +64,18 @@ def loss_function(layers: Layers, dtype: torch.dtype, compiled: bool) -> LossFun
         result = forward(layers, state, x, counts, dtype, offsets=offsets)
         logits = result.logits.float().flatten(0, 1)
         losses = F.cross_entropy(logits, y.flatten(), reduction="none").view(y.shape)
-        is_real = torch.arange(y.shape[1], device=y.device) < counts[:, None]
+        positions = torch.arange(y.shape[1], device=y.device)
+        is_real = positions < counts[:, None]
         losses = losses * is_real
-        total = (losses.sum(1) / counts.clamp(min=1)).sum()
+        client_losses = losses.sum(1) / counts.clamp(min=1)
+        total = client_losses.sum()
         dense_inputs = {name: value.detach() for name, value in result.dense_inputs.items()}
         return BatchLosses(total, losses.detach(), result.buffers, dense_inputs)
 
     if not compiled:
         return batch_losses
-    structure = (dtype, *((name, type(layer), repr(layer)) for name, layer in layers))
+    descriptions = [(name, type(layer), repr(layer)) for name, layer in layers]
+    structure = (dtype, *descriptions)
     if structure not in _compiled_losses:
         _compiled_losses[structure] = torch.compile(batch_losses)
     return _compiled_losses[structure]
@@ -84,8 +87,9 @@ def allow_any_number(*tensors: Tensor) -> None:
     Their other sizes stay fixed: kernels are made for them.
     """
     for tensor in tensors:
+        other_dims = list(range(1, tensor.dim()))
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        torch._dynamo.mark_static(tensor, list(range(1, tensor.dim())))
+        torch._dynamo.mark_static(tensor, other_dims)
 
 
 @dataclass(frozen=True)
@@ -148,13 +152,13 @@ class CapturedStep:
         device = program.examples.y.device
         self.state: dict[str, Tensor] = {}
         for entry in program.layout.entries:
-            self.state[entry.name] = torch.zeros(jobs, *padded_shape(entry.shape), device=device)
+            shape = padded_shape(entry.shape)
+            self.state[entry.name] = torch.zeros(jobs, *shape, device=device)
         self.offsets: dict[str, Tensor] = {}
         if not proximal:  # FedProx pulls at weights: then the optimizer needs their gradients
             for name, outputs in program.self_stepping.items():
-                self.offsets[name] = torch.zeros(
-                    jobs, self.batch, outputs, device=device, requires_grad=True
-                )
+                offset = torch.zeros(jobs, self.batch, outputs, device=device)
+                self.offsets[name] = offset.requires_grad_()
         self_stepping = {f"{name}.weight" for name in self.offsets}
         self.leaves = [e.name for e in program.layout.params if e.name not in self_stepping]
         self.jobs = _empty_jobs(jobs, width, proximal, all_squared, device)
@@ -208,7 +212,8 @@ class CapturedStep:
         views = dict(self.state)
         for entry in self.program.layout.entries:
             if len(entry.shape) == 2:
-                views[entry.name] = views[entry.name][..., : entry.shape[1]]
+                columns = entry.shape[1]
+                views[entry.name] = views[entry.name][..., :columns]
         return views
 
     def shuffle(self, epoch: int) -> None:
@@ -234,8 +239,11 @@ class CapturedStep:
     def _captured(self) -> torch.cuda.CUDAGraph:
         """Record one step, and undo what its warm-up changed."""
         changing = [
-            *self.state.values(), self.position, *self.optimizer.memory(), *self.sums.tensors()
-        ]  # fmt: skip
+            *self.state.values(),
+            self.position,
+            *self.optimizer.memory(),
+            *self.sums.tensors(),
+        ]
         values_before = [tensor.clone() for tensor in changing]
         graph = _recorded(self._step)
         for tensor, value in zip(changing, values_before, strict=True):
@@ -245,7 +253,8 @@ class CapturedStep:
     def _step(self) -> None:
         """One step of every client, on the device alone."""
         columns = self.position + torch.arange(self.batch, device=self.position.device)
-        columns = columns.clamp(max=self.width - 1).expand(len(self.rows), -1)  # [J, B]
+        columns = columns.clamp(max=self.width - 1)
+        columns = columns.expand(len(self.rows), -1)  # [J, B]
         counts = (self.jobs.sizes - self.position).clamp(0, self.batch)
         counts = counts.masked_fill(counts == 1, 0)  # as `Examples.batches`
         draws = self.draws.gather(1, columns) if self.program.examples.augment else None
@@ -273,8 +282,9 @@ class CapturedStep:
         grads = torch.autograd.grad(result.total, inputs)
         is_active = counts > 0
         allow_any_number(is_active, *grads)
-        self.update(list(grads[: len(leaves)]), is_active)
+        leaf_grads = list(grads[: len(leaves)])
         offset_grads = dict(zip(self.offsets, grads[len(leaves) :], strict=True))
+        self.update(leaf_grads, is_active)
         with torch.no_grad():
             for name, dense_input in result.dense_inputs.items():
                 weight = self.state[f"{name}.weight"]

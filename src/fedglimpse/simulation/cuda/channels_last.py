@@ -38,8 +38,9 @@ class ForwardPass(NamedTuple):
 
 def fits(model: nn.Module) -> bool:
     """True where every layer of a model that can be stacked has a fast form here, and trains."""
-    trains = all(p.requires_grad for p in model.parameters())
-    return trains and all(_layer_fits(layer) for _, layer in chain(model))
+    if not all(parameter.requires_grad for parameter in model.parameters()):
+        return False
+    return all(_layer_fits(layer) for _, layer in chain(model))
 
 
 def _layer_fits(layer: nn.Module) -> bool:
@@ -86,9 +87,15 @@ def forward(
         if block_length:
             norm_name, norm = layers[position + 2]
             x, new_buffers = _conv_block(
-                x, params, cast(nn.Conv2d, layer), cast(nn.BatchNorm2d, norm),
-                _norm_tensors(state, norm_name), counts, block_length == 4, training,
-            )  # fmt: skip
+                x,
+                params,
+                conv=cast(nn.Conv2d, layer),
+                norm=cast(nn.BatchNorm2d, norm),
+                tensors=_norm_tensors(state, norm_name),
+                counts=counts,
+                pool=block_length == 4,
+                training=training,
+            )
             buffers |= _prefixed(norm_name, new_buffers)
             position += block_length
             continue
@@ -111,12 +118,18 @@ def _apply(layer: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return _linear(x, params)
     if isinstance(layer, nn.Conv2d):
-        x = convolved(x, params["weight"], cast(int, layer.padding[0]))
-        return x + params["bias"].to(x.dtype)[:, None, None, None] if "bias" in params else x
+        pad = cast(int, layer.padding[0])
+        x = convolved(x, params["weight"], pad)
+        if "bias" not in params:
+            return x
+        bias = params["bias"].to(x.dtype)
+        return x + bias[:, None, None, None]
     if isinstance(layer, nn.MaxPool2d):
         return _max_pool(x)
     if isinstance(layer, nn.Flatten):
-        return x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x.flatten(2)
+        if x.dim() == 5:
+            x = x.permute(0, 1, 4, 2, 3)
+        return x.flatten(2)
     return cast(Tensor, layer(x))
 
 
@@ -140,16 +153,21 @@ def _conv_block_length(layers: Layers, position: int, x: Tensor) -> int:
     if kinds[:3] != [nn.Conv2d, nn.ReLU, nn.BatchNorm2d]:
         return 0
     conv = cast(nn.Conv2d, layers[position][1])
-    if conv.bias is None or channels_of_kernel(conv.out_channels) != conv.out_channels:
+    if conv.bias is None:
         return 0
-    height, width = _output_size(x, cast(int, conv.padding[0]))
+    if channels_of_kernel(conv.out_channels) != conv.out_channels:
+        return 0
+    pad = cast(int, conv.padding[0])
+    height, width = _output_size(x, pad)
     can_pool = height % 2 == 0 and width % 2 == 0
-    return 4 if kinds[3:] == [nn.MaxPool2d] and can_pool else 3
+    has_pool = kinds[3:] == [nn.MaxPool2d]
+    return 4 if has_pool and can_pool else 3
 
 
 def _output_size(x: Tensor, pad: int) -> tuple[int, int]:
     """Return height and width of a 3x3 convolution's result."""
-    return x.shape[2] + 2 * pad - 2, x.shape[3] + 2 * pad - 2
+    height, width = x.shape[2:4]
+    return height + 2 * pad - 2, width + 2 * pad - 2
 
 
 def _conv_block(
@@ -177,7 +195,8 @@ def _conv_block(
     if supported(x, conv.out_channels, pad):
         y, mean, var = first_layer(x, weight, bias, gamma, beta, counts, norm.eps, pad, pool)
     else:
-        z, sums = conv3x3_moments(*_for_kernel(x, weight), bias, counts, pad)
+        images, taps = _for_kernel(x, weight)
+        z, sums = conv3x3_moments(images, taps, bias, counts, pad)
         y, mean, var = relu_norm(z, bias, gamma, beta, counts, sums, norm.eps, pool)
     return y, _new_buffers(norm, tensors, mean, var, counts, height * width)
 
@@ -200,9 +219,12 @@ def _new_buffers(
         counts: real examples of each client.  # [J]
         pixels: of an example.
     """
+    momentum = cast(float, norm.momentum)
     num_values = (counts.float() * pixels).clamp(min=1)[:, None]
-    weight = cast(float, norm.momentum) * (counts > 0).float()[:, None]
-    unbiased = var.detach() * (num_values / (num_values - 1).clamp(min=1))
+    is_active = (counts > 0).float()[:, None]
+    weight = momentum * is_active
+    to_unbiased = num_values / (num_values - 1).clamp(min=1)
+    unbiased = var.detach() * to_unbiased
     return {
         "running_mean": torch.lerp(tensors["running_mean"], mean.detach(), weight),
         "running_var": torch.lerp(tensors["running_var"], unbiased, weight),
@@ -229,13 +251,17 @@ def _linear(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
 
 def convolved(x: Tensor, weight: Tensor, pad: int) -> Tensor:
     """Convolve without bias; `weight` as torch keeps it, `[J, CO, CI, 3, 3]`."""
-    return conv3x3(*_for_kernel(x, weight), None, pad)[..., : weight.shape[1]]
+    outputs = weight.shape[1]
+    images, taps = _for_kernel(x, weight)
+    convolution = conv3x3(images, taps, None, pad)
+    return convolution[..., :outputs]
 
 
 def _for_kernel(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return images and taps `[J, 9, CO, CI]` as the kernels take them, zeros beside channels."""
     jobs, outputs, inputs = weight.shape[:3]
-    taps = weight.to(x.dtype).permute(0, 3, 4, 1, 2).reshape(jobs, 9, outputs, inputs)
+    taps = weight.to(x.dtype).permute(0, 3, 4, 1, 2)
+    taps = taps.reshape(jobs, 9, outputs, inputs)
     input_padding = channels_of_kernel(inputs) - inputs
     output_padding = channels_of_kernel(outputs) - outputs
     if input_padding or output_padding:
@@ -247,8 +273,11 @@ def _for_kernel(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def _max_pool(x: Tensor) -> Tensor:
     """2x2 pooling; an odd last row or column is dropped, as `nn.MaxPool2d` does."""
     jobs, batch, height, width, channels = x.shape
-    x = x[:, :, : height // 2 * 2, : width // 2 * 2]
-    return x.reshape(jobs, batch, height // 2, 2, width // 2, 2, channels).amax((3, 5))
+    rows = height // 2
+    columns = width // 2
+    x = x[:, :, : rows * 2, : columns * 2]
+    squares = x.reshape(jobs, batch, rows, 2, columns, 2, channels)
+    return squares.amax((3, 5))
 
 
 def _batch_norm(
@@ -262,16 +291,18 @@ def _batch_norm(
     jobs = x.shape[0]
     batch = x.shape[1]
     channels = x.shape[-1]
-    pixel_dims = x.dim() - 3
-    shape = (jobs, 1, *[1] * pixel_dims, channels)
+    ones = [1] * (x.dim() - 3)  # one for each dimension of pixels
+    shape = (jobs, 1, *ones, channels)
     scale = tensors["weight"]
     shift = tensors["bias"]
     if not training:
         scale = scale * torch.rsqrt(tensors["running_var"] + norm.eps)
         shift = shift - tensors["running_mean"] * scale
-        return torch.addcmul(shift.view(shape), x.float(), scale.view(shape)).to(x.dtype), {}
-    is_real = (torch.arange(batch, device=x.device) < counts[:, None]).float()  # [J, B]
-    is_real = is_real.view(jobs, batch, *[1] * pixel_dims, 1)
+        out = torch.addcmul(shift.view(shape), x.float(), scale.view(shape))
+        return out.to(x.dtype), {}
+    positions = torch.arange(batch, device=x.device)
+    is_real = (positions < counts[:, None]).float()  # [J, B]
+    is_real = is_real.view(jobs, batch, *ones, 1)
     summed_dims = tuple(range(1, x.dim() - 1))
     pixels = x[0, 0].numel() // channels
     num_values = (counts.float() * pixels).clamp(min=1)[:, None]  # [J, 1]
@@ -280,8 +311,9 @@ def _batch_norm(
     centred = values - mean.view(shape)
     var = (centred.square() * is_real).sum(summed_dims) / num_values
     factor = torch.rsqrt(var + norm.eps) * scale
-    out = (centred * factor.view(shape) + shift.view(shape)).to(x.dtype)
-    return out, _new_buffers(norm, tensors, mean, var, counts, pixels)
+    out = centred * factor.view(shape) + shift.view(shape)
+    new_buffers = _new_buffers(norm, tensors, mean, var, counts, pixels)
+    return out.to(x.dtype), new_buffers
 
 
 class ChannelsLastMany:

@@ -68,9 +68,16 @@ def supported(x: Tensor, outputs: int, pad: int) -> bool:
 
 
 def first_layer(
-    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, counts: Tensor,
-    eps: float, pad: int, pool: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    counts: Tensor,
+    eps: float,
+    pad: int,
+    pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return pool(BatchNorm(ReLU(conv3x3(x) + bias))) with the batch's own mean and variance.
 
     Args:
@@ -120,9 +127,15 @@ def _sizes(x: Tensor, outputs: int, tile: QuadTile) -> tuple[int | str, ...]:
 
 @torch.library.custom_op(versioned_name("first_layer"), mutates_args=())
 def padded_layer(
-    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, counts: Tensor,
-    eps: float, pool: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    counts: Tensor,
+    eps: float,
+    pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """`first_layer` of images that have their zeros around them; all tensors contiguous."""
     jobs, outputs = weight.shape[:2]
     tile = _tile("moments", x)
@@ -151,9 +164,17 @@ def _empty_result(x: Tensor, outputs: int, pool: bool) -> Tensor:
 
 @torch.library.custom_op(versioned_name("first_layer_back"), mutates_args=())
 def padded_layer_back(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, counts: Tensor,
-    mean: Tensor, var: Tensor, eps: float, pool: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    counts: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return partial sums of the gradients of all parameters.
 
     Returns:
@@ -186,9 +207,15 @@ def _shape_by_corner(weight: Tensor, partials: int) -> tuple[int, ...]:
 
 @padded_layer.register_fake
 def _(
-    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, counts: Tensor,
-    eps: float, pool: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    counts: Tensor,
+    eps: float,
+    pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     jobs = x.shape[0]  # `len` would fix it for compiled code
     outputs = weight.shape[1]
     mean = x.new_empty(jobs, outputs, dtype=torch.float32)
@@ -197,9 +224,17 @@ def _(
 
 @padded_layer_back.register_fake
 def _(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, counts: Tensor,
-    mean: Tensor, var: Tensor, eps: float, pool: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    counts: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     jobs, outputs = weight.shape[:2]
     sums = mean.new_empty(jobs, TILE.programs, 2, outputs)
     grad_bias = mean.new_empty(jobs, TILE.programs, outputs)

@@ -56,9 +56,15 @@ class _Blocks(NamedTuple):
 
 @torch.library.custom_op(versioned_name("relu_norm"), mutates_args=())
 def relu_norm(
-    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor, sums: Tensor,
-    eps: float, pool: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    z: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    beta: Tensor,
+    counts: Tensor,
+    sums: Tensor,
+    eps: float,
+    pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return pool(BatchNorm(ReLU(z + bias))) with the batch's own statistics, mean and variance.
 
     Args:
@@ -89,9 +95,16 @@ def relu_norm(
 
 @torch.library.custom_op(versioned_name("relu_frozen_norm"), mutates_args=())
 def relu_frozen_norm(
-    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor,
-    mean: Tensor, var: Tensor, eps: float, pool: bool,
-) -> Tensor:  # fmt: skip
+    z: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    beta: Tensor,
+    counts: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    pool: bool,
+) -> Tensor:
     """Return pool(BatchNorm(ReLU(z + bias))) with given statistics, `[J, C]` each.
 
     The other arguments and y are those of `relu_norm`.
@@ -136,9 +149,17 @@ def _empty_result(z: Tensor, pool: bool) -> Tensor:
 
 @torch.library.custom_op(versioned_name("relu_norm_back"), mutates_args=())
 def relu_norm_back(
-    grad: Tensor, z: Tensor, bias: Tensor, weight: Tensor, counts: Tensor,
-    mean: Tensor, var: Tensor, eps: float, pool: bool, frozen: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    z: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    counts: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    pool: bool,
+    frozen: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of z, and partial sums of those of the parameters.
 
     Where `frozen`, mean and variance do not depend on z.
@@ -168,9 +189,15 @@ def relu_norm_back(
 
 @relu_norm.register_fake
 def _(
-    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor, sums: Tensor,
-    eps: float, pool: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    z: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    beta: Tensor,
+    counts: Tensor,
+    sums: Tensor,
+    eps: float,
+    pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     jobs = z.shape[0]  # `len` would fix it for compiled code
     channels = z.shape[4]
     mean = z.new_empty(jobs, channels, dtype=torch.float32)
@@ -179,17 +206,32 @@ def _(
 
 @relu_frozen_norm.register_fake
 def _(
-    z: Tensor, bias: Tensor, weight: Tensor, beta: Tensor, counts: Tensor,
-    mean: Tensor, var: Tensor, eps: float, pool: bool,
-) -> Tensor:  # fmt: skip
+    z: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    beta: Tensor,
+    counts: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    pool: bool,
+) -> Tensor:
     return _empty_result(z, pool)
 
 
 @relu_norm_back.register_fake
 def _(
-    grad: Tensor, z: Tensor, bias: Tensor, weight: Tensor, counts: Tensor,
-    mean: Tensor, var: Tensor, eps: float, pool: bool, frozen: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    z: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    counts: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    pool: bool,
+    frozen: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     jobs, channels = mean.shape
     partials = _Blocks.of_gradient(grad, pool).programs
     grad_bias = mean.new_empty(jobs, partials, channels)

@@ -88,8 +88,7 @@ class StackedOptimizer:
         if self.recipe.momentum:
             count = len(weights)
             direction = self.first_moments[i][:count]
-            new_direction = direction * self.recipe.momentum + grad
-            _write(direction, new_direction, gate)
+            _write(direction, direction * self.recipe.momentum + grad, gate)
         if gate is not None:
             direction = direction * gate
         weights.add_(direction, alpha=-self.recipe.lr)
@@ -99,15 +98,12 @@ class StackedOptimizer:
         count = len(weights)
         first = self.first_moments[i][:count]
         second = self.second_moments[i][:count]
-        new_first = first.lerp(grad, 1 - BETA_1)
-        _write(first, new_first, gate)
-        new_second = second * BETA_2
-        new_second.addcmul_(grad, grad, value=1 - BETA_2)
-        _write(second, new_second, gate)
+        # New moments get no names: so their memory is free again for the next step's.
+        _write(first, first.lerp(grad, 1 - BETA_1), gate)
+        _write(second, (second * BETA_2).addcmul_(grad, grad, value=1 - BETA_2), gate)
 
         # Both moments start at zero; these corrections undo that bias of the first steps.
-        steps = self.steps[:count].clamp(min=1)
-        steps = steps.view(_per_job(weights))
+        steps = self.steps[:count].clamp(min=1).view(_per_job(weights))
         lr = self.recipe.lr / (1 - BETA_1**steps)
         correction = (1 - BETA_2**steps).sqrt()
         scale = second.sqrt() / correction.to(weights.dtype)
