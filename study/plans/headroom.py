@@ -128,8 +128,9 @@ def tried(world: World, r: int, clients: TrainedClients, subsets: Tensor) -> Ten
     window = lane.method.aggregator
     assert isinstance(window, TemporalWindow)
     sizes = lane.population.sizes[clients.ids].float()
+    deltas = clients.states - clients.starts
     members = torch.zeros(len(subsets), len(sizes)).scatter_(1, subsets, 1.0) * sizes
-    fresh = state + (members / members.sum(1, keepdim=True)).to(state) @ clients.deltas
+    fresh = state + (members / members.sum(1, keepdim=True)).to(state) @ deltas
     past = [*window.past, *([state] if window.source == "smoothed" else [])]
     past = past[len(past) - (window.window - 1) :] if len(past) >= window.window else past
     return (fresh + sum(past)) / (1 + len(past))

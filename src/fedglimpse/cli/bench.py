@@ -177,7 +177,7 @@ def watch_round(world: World, selectors: Selectors, stopwatch: Stopwatch) -> Non
     stopwatch.watch(world.reporter, "report", "reports")
     stopwatch.watch(selectors, "select", "select")
     stopwatch.watch(world, "aggregate", "aggregate")
-    stopwatch.watch(world.evaluator, "scores_later", "evaluate")
+    stopwatch.watch(world, "score", "evaluate")
     stopwatch.watch(selectors, "feedback", "learn")
 
 

@@ -7,7 +7,7 @@ code runs on a simulated and on a real client.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol, cast
@@ -77,18 +77,20 @@ class GaussianSketch:
         else:
             product = flat.new_zeros(len(flat), self.size_out)
             pieces = torch.split(flat, TILE, 1)
-            for tile, piece in zip(self._tiles(flat.device), pieces, strict=True):
+            tiles: Iterable[Tensor]
+            if self.cached:
+                tiles = torch.split(self._matrix(flat.device), TILE)
+            else:
+                tiles = self._drawn_tiles(flat.device)
+            for tile, piece in zip(tiles, pieces, strict=True):
                 tile_product = piece @ tile[: piece.shape[1]]
                 product += tile_product  # a separate step: addmm rounds worse
         root = math.sqrt(self.size_out)
         sketches = product / (root if self.scale == "sqrt" else root * root)
         return sketches.view(*rows.shape[:-1], self.size_out)
 
-    def _tiles(self, device: torch.device) -> Iterator[Tensor]:
-        """Yield P transposed, tile after tile.  # [TILE, D] each."""
-        if self.cached:
-            yield from torch.split(self._matrix(device), TILE)
-            return
+    def _drawn_tiles(self, device: torch.device) -> Iterator[Tensor]:
+        """Draw P transposed again, and yield it tile after tile.  # [TILE, D] each."""
         num_tiles = math.ceil(self.size_in / TILE)
         block = torch.empty(min(self.block, num_tiles), TILE, self.size_out)
         for first in range(0, num_tiles, len(block)):

@@ -50,25 +50,25 @@ class Reporter:
         self.sketch = sketch
         self.num_params = num_params
         self.evaluator = evaluator
-        self._keeps_lanes_separate = keeps_lanes_separate(evaluator.device)
-        self._of_lane: Mapping[str, Callable[[ReportRequest], Tensor]] = {
-            "label_histogram": lambda lane: lane.population.label_histogram(lane.ids),
-            "train_loss": lambda lane: _trained([lane])[0].loss,
-            "rms_loss": lambda lane: _trained([lane])[0].squared_loss.sqrt(),
-            "delta_similarity": self._delta_similarity,
-            "proxy_histogram": self._proxy_histogram,
-        }
-        self._of_lanes: Mapping[str, Callable[[Requests], Sequence[Tensor]]] = {
+        self._alone: frozenset[str] = frozenset()  # reports of one lane at a time
+        if keeps_lanes_separate(evaluator.device):
+            self._alone = ALONE_ON_CPU
+        self._reports: Mapping[str, Callable[[Requests], Sequence[Tensor]]] = {
+            "label_histogram": _label_histograms,
             "loss": self._loss,
             "gradient_distance": lambda lanes: self._distances(lanes, per_tensor=True),
             "gradient_distance_l2": lambda lanes: self._distances(lanes, per_tensor=False),
             "sketch": self._sketches,
             "delta_sketch": self._delta_sketches,
             "update_norm": self._update_norms,
+            "train_loss": lambda lanes: [clients.loss for clients in _trained(lanes)],
+            "rms_loss": _rms_losses,
             "loss_after": self._loss_after,
+            "delta_similarity": self._delta_similarity,
             "proxy_predictions": self._proxy_predictions,
             "proxy_logits": self._proxy_logits,
             "global_sketch": self._global_sketches,
+            "proxy_histogram": self._proxy_histogram,
         }
 
     def report(self, requests: Mapping[int, ReportRequest]) -> dict[int, dict[str, Tensor]]:
@@ -82,19 +82,15 @@ class Reporter:
         asking.pop("reward", None)  # the server knows it after the round
         for name in sorted(asking):
             lanes = asking[name]
-            values = self._values(name, [requests[r] for r in lanes])
+            lane_requests = [requests[r] for r in lanes]
+            compute = self._reports[name]
+            if name in self._alone:
+                values = [compute([request])[0] for request in lane_requests]
+            else:
+                values = list(compute(lane_requests))
             for r, value in zip(lanes, _to_cpu(values), strict=True):
                 reports[r][name] = value.flatten(1) if value.dim() > 2 else value
         return reports
-
-    def _values(self, name: str, requests: Requests) -> Sequence[Tensor]:
-        """Compute one report for several lanes."""
-        if name in self._of_lane:
-            return list(map(self._of_lane[name], requests))
-        compute = self._of_lanes[name]
-        if name in ALONE_ON_CPU and self._keeps_lanes_separate:
-            return [compute([request])[0] for request in requests]
-        return compute(requests)
 
     def probes(
         self, names: frozenset[str], state: Tensor, population: Population, ids: Tensor
@@ -180,9 +176,12 @@ class Reporter:
         losses = self.evaluator.losses(states, x.split(counts), y.split(counts))
         return _split(requests, _means(losses, like=states))
 
-    def _delta_similarity(self, request: ReportRequest) -> Tensor:
-        deltas = deltas_of(_trained([request]))
-        return cosines(deltas[:, : self.num_params])
+    def _delta_similarity(self, requests: Requests) -> list[Tensor]:
+        similarities: list[Tensor] = []
+        for clients in _trained(requests):
+            deltas = deltas_of([clients])  # [V, d]
+            similarities.append(cosines(deltas[:, : self.num_params]))
+        return similarities
 
     def _proxy_predictions(self, requests: Requests) -> list[Tensor]:
         return [logits.softmax(2) for logits in self._proxy_logits(requests)]
@@ -220,10 +219,21 @@ class Reporter:
         states = _global_states(requests)
         return self.sketch(states[:, : self.num_params]).unbind()
 
-    def _proxy_histogram(self, request: ReportRequest) -> Tensor:
-        """Shares of classes that the global model predicts on the proxy set `[C]`."""
-        x, y = proxy_examples(request.population)
-        return self.evaluator.score(request.state, x, y).predicted
+    def _proxy_histogram(self, requests: Requests) -> list[Tensor]:
+        """Shares of classes that each lane's global model predicts on its proxy set `[C]`."""
+        shares: list[Tensor] = []
+        for request in requests:
+            x, y = proxy_examples(request.population)
+            shares.append(self.evaluator.score(request.state, x, y).predicted)
+        return shares
+
+
+def _label_histograms(requests: Requests) -> list[Tensor]:
+    return [request.population.label_histogram(request.ids) for request in requests]
+
+
+def _rms_losses(requests: Requests) -> list[Tensor]:
+    return [clients.squared_loss.sqrt() for clients in _trained(requests)]
 
 
 def cosines(rows: Tensor) -> Tensor:

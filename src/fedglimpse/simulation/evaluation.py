@@ -230,13 +230,9 @@ class Evaluator:
         rows = zip(losses.view(y.shape), ys, strict=True)
         return [row[: len(state_y)] for row, state_y in rows]  # without the padding
 
-    def scores_later(self, states: Tensor, x: Tensor, y: Tensor) -> PendingScores:
-        """Start to score states `[S, d]` on raw examples `[S, n, *shape]` and labels `[S, n]`."""
-        return PendingScores(self.logits_of(states, x), y, self.num_classes)
-
     def scores(self, states: Tensor, x: Tensor, y: Tensor) -> list[Scores]:
         """Return the scores of states `[S, d]` on raw examples `[S, n, *shape]` and labels."""
-        return self.scores_later(states, x, y).wait()
+        return PendingScores(self.logits_of(states, x), y, self.num_classes).wait()
 
     def score(self, state: Tensor, x: Tensor, y: Tensor) -> Scores:
         """Return the scores of one state `[d]` on raw examples and labels."""

@@ -73,11 +73,6 @@ class TrainedClients:
     loss: Tensor  # [V] mean training loss, on the CPU
     squared_loss: Tensor  # [V] mean squared training loss of an example, on the CPU
 
-    @property
-    def deltas(self) -> Tensor:
-        """Trained states minus starts `[V, d]`."""
-        return self.states - self.starts
-
     def pick(self, slots: Tensor) -> TrainedClients:
         """Return the clients at these positions, in this order."""
         return pick_each([self], [slots])[0]
@@ -292,7 +287,7 @@ def step_alone(
         ids=clients.ids,
         sizes=lane.population.sizes[clients.ids],
         starts=clients.starts,
-        deltas=clients.deltas,
+        deltas=clients.states - clients.starts,
         weights=lane_round.weights.to(state),
         num_params=num_params,
         reports={name: reports[name] for name in aggregator.needs if name in reports},

@@ -1,8 +1,8 @@
 """The local trainings of a round: who trains from which state, on which rows.
 
-`launch` starts all trainings of one stage in one call of the trainer; on a GPU they run while the
-server does something else, until `RunningTraining.wait`. `train` waits for its results, and runs
-the chains of sequential methods stage by stage.
+`launch` starts the trainings of some groups of clients in one call of the trainer; on a GPU they
+run while the server does something else, until `RunningTraining.wait`. The chains of sequential
+methods are run stage by stage.
 """
 
 from __future__ import annotations
@@ -71,65 +71,69 @@ class RunningTraining:
         return trained
 
 
-def parallel_groups(
+def first_groups(
     lanes: Sequence[Lane], states: Tensor, ids_by_lane: Mapping[int, Tensor]
 ) -> list[ClientGroup]:
-    """Return the clients that train at once, from where their lane's aggregator says.
+    """Return the clients that train first, of every lane in which some shall train.
+
+    Of a parallel lane these are all of them, from where its aggregator says; of a sequential lane
+    the first one, from the global model (`train_in_turn` has the others).
 
     Args:
         lanes: all lanes.
         states: their global states; aggregators may keep what they are given.  # [R, d]
-        ids_by_lane: clients that train, of parallel lanes.
+        ids_by_lane: ids of the clients that shall train.
     """
-    groups = []
+    groups: list[ClientGroup] = []
     for r, ids in ids_by_lane.items():
-        starts = checked_starts(lanes[r].method.aggregator, states[r], ids)
-        groups.append(ClientGroup(r, ids, starts))
+        method = lanes[r].method
+        if method.schedule == "sequential":
+            groups.append(ClientGroup(r, ids[:1], states[r].expand(1, -1)))
+        else:
+            groups.append(ClientGroup(r, ids, checked_starts(method.aggregator, states[r], ids)))
     return groups
 
 
-def train(
+def train_in_turn(
     trainer: LocalTrainer,
     lanes: Sequence[Lane],
     states: Tensor,
     ids_by_lane: Mapping[int, Tensor],
+    first: Mapping[int, TrainedClients],
     client_rows: ClientRows,
 ) -> dict[int, TrainedClients]:
-    """Train clients, as many as possible at once; returns those whose update is finite, by lane.
+    """Train the clients of sequential lanes after the first; returns all with a finite update.
 
-    Clients of a parallel lane start where its aggregator says. Those of a sequential lane train
-    one after the other in the order of their ids, each from the last finite result, the first from
-    the global state; the i-th clients of all sequential lanes train together.
+    They train in the order of their ids, each from the last finite result. The i-th clients of all
+    lanes train together.
 
     Args:
         trainer: runs the trainings.
         lanes: all lanes.
-        states: their global states, to keep.  # [R, d]
-        ids_by_lane: ids of the clients that train.
+        states: their global states, where a chain without a finite result still is.  # [R, d]
+        ids_by_lane: ids of all clients that train in this round; parallel lanes are ignored.
+        first: the results of `first_groups`, without clients whose update is not finite.
         client_rows: the rows that clients hold.
     """
-    chains = {r: ids for r, ids in ids_by_lane.items() if lanes[r].method.schedule == "sequential"}
-    parallel = {r: ids for r, ids in ids_by_lane.items() if r not in chains}
-    heads = {r: states[r] for r in chains}  # where the next client of each chain starts
-    groups = parallel_groups(lanes, states, parallel)
-    links: dict[int, list[TrainedClients]] = {r: [] for r in chains}  # one client each
-    trained: dict[int, TrainedClients] = {}
-    stage = 0
-    while True:
-        for r, ids in chains.items():
+    links: dict[int, list[TrainedClients]] = {}  # one client each
+    heads: dict[int, Tensor] = {}  # where the next client of each chain starts
+    longest = 0
+    for r, ids in ids_by_lane.items():
+        if lanes[r].method.schedule == "sequential":
+            links[r] = [first[r]]
+            heads[r] = first[r].states[-1] if len(first[r].ids) else states[r]
+            longest = max(longest, len(ids))
+    for stage in range(1, longest):
+        groups: list[ClientGroup] = []
+        for r in links:
+            ids = ids_by_lane[r]
             if stage < len(ids):
                 groups.append(ClientGroup(r, ids[stage : stage + 1], heads[r].expand(1, -1), stage))
-        if not groups:
-            break
         for r, clients in launch(trainer, lanes, groups, client_rows).wait().items():
-            if r in chains:
-                links[r].append(clients)
-                if len(clients.ids):
-                    heads[r] = clients.states[-1]
-            else:
-                trained[r] = clients
-        groups = []
-        stage += 1
+            links[r].append(clients)
+            if len(clients.ids):
+                heads[r] = clients.states[-1]
+    trained: dict[int, TrainedClients] = {}
     for r, clients_in_order in links.items():
         trained[r] = TrainedClients.joined(clients_in_order)
     return trained

@@ -28,7 +28,7 @@ from fedglimpse.federation.costs import CostModel
 from fedglimpse.federation.devices import keeps_lanes_separate
 from fedglimpse.federation.reports import SERVER_REPORTS
 from fedglimpse.simulation.client_reports import Reporter, ReportRequest, proxy_examples
-from fedglimpse.simulation.evaluation import Evaluator
+from fedglimpse.simulation.evaluation import Evaluator, PendingScores
 from fedglimpse.simulation.lane import (
     Lane,
     LaneRound,
@@ -42,9 +42,9 @@ from fedglimpse.simulation.lane import (
 from fedglimpse.simulation.local_training import (
     ClientRows,
     RunningTraining,
+    first_groups,
     launch,
-    parallel_groups,
-    train,
+    train_in_turn,
 )
 from fedglimpse.simulation.plugin_checks import check_method, check_state
 from fedglimpse.simulation.trainers.jobs import LocalTrainer
@@ -121,7 +121,7 @@ class World:
                 visible_ids[r] = self.rounds[r].ids
         if not visible_ids:
             return RunningTraining((), None)
-        groups = parallel_groups(self.lanes, self.states.clone(), visible_ids)
+        groups = first_groups(self.lanes, self.states.clone(), visible_ids)
         return launch(self.trainer, self.lanes, groups, self._client_rows)
 
     def views(self, training: RunningTraining) -> list[View | None]:
@@ -203,15 +203,24 @@ class World:
             updates |= zip(early, picked, strict=True)
         if late_ids:
             states = self.states.clone()
-            trained = train(self.trainer, self.lanes, states, late_ids, self._client_rows)
+            groups = first_groups(self.lanes, states, late_ids)
+            trained = launch(self.trainer, self.lanes, groups, self._client_rows).wait()
+            if any(self.lanes[r].method.schedule == "sequential" for r in late_ids):
+                trained |= train_in_turn(
+                    self.trainer,
+                    self.lanes,
+                    states,
+                    late_ids,
+                    trained,
+                    self._client_rows,
+                )
             for r, clients in trained.items():
                 self.rounds[r].note_training(self.lanes[r], late_ids[r], clients)
             updates |= trained
         for r, choice in chosen.items():
             self.rounds[r].select(choice, updates[r])
-        with_reports = [r for r in chosen if self.lanes[r].needs_after]
-        if with_reports:
-            self._collect_reports(with_reports, updates)
+        if any(self.lanes[r].needs_after for r in chosen):
+            self._collect_reports(updates)
         return updates
 
     def aggregate(self, updates: Mapping[int, TrainedClients]) -> None:
@@ -281,7 +290,8 @@ class World:
                 x = x[rows]
                 y = y[rows]
             positions = [examples.positions[row] for row in rows]
-            scores = self.evaluator.scores_later(self.states[positions], x, y)
+            logits = self.evaluator.logits_of(self.states[positions], x)
+            scores = PendingScores(logits, y, self.evaluator.num_classes)
             pending.append((positions, scores))
         return pending
 
@@ -322,20 +332,19 @@ class World:
         lane.method.aggregator.load_state_dict(_on_device(saved["aggregator"], self.states))
         lane.reward.load_state_dict(saved["reward"])
 
-    def _collect_reports(
-        self, positions: Sequence[int], updates: Mapping[int, TrainedClients]
-    ) -> None:
+    def _collect_reports(self, updates: Mapping[int, TrainedClients]) -> None:
         """Add what the chosen send with their updates; probes are at the global model."""
         requests: dict[int, ReportRequest] = {}
-        for r in positions:
+        for r, clients in updates.items():
             lane = self.lanes[r]
-            requests[r] = ReportRequest(
-                names=lane.needs_after,
-                population=lane.population,
-                state=self.states[r],
-                ids=updates[r].ids,
-                clients=updates[r],
-            )
+            if lane.needs_after:
+                requests[r] = ReportRequest(
+                    names=lane.needs_after,
+                    population=lane.population,
+                    state=self.states[r],
+                    ids=clients.ids,
+                    clients=clients,
+                )
         for r, reports in self.reporter.report(requests).items():
             self.rounds[r].reports = reports
 
