@@ -147,6 +147,12 @@ class EngineConfig:
         choices=("auto",),
         at_least=1,
     )
+    threads: int | str = setting(
+        "auto",
+        "of a CPU, 1 or more; auto: what the model gains from, see docs/simulator.md",
+        choices=("auto",),
+        at_least=1,
+    )
 
 
 @dataclass(frozen=True)

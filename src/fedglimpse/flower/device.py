@@ -21,6 +21,7 @@ from fedglimpse.federation.reports import CATALOGUE
 from fedglimpse.federation.sketches import ParameterSketch
 from fedglimpse.federation.state import Layout
 from fedglimpse.flower.messages import section
+from fedglimpse.runs.threads import automatic_threads, using_threads
 from fedglimpse.simulation.client_reports import Reporter
 from fedglimpse.simulation.evaluation import Evaluator, gradient_distance
 from fedglimpse.simulation.lane import TrainedClients
@@ -79,7 +80,8 @@ def local_training(data: Data) -> Train:
         start = layout.read(model)
         examples = Examples(x, y, recipe.augment)
         trainer = SerialTrainer(model, examples, recipe)
-        trained = trainer.train(start[None], _job(settings, size))
+        with using_threads(automatic_threads(model)):
+            trained = trainer.train(start[None], _job(settings, size))
         layout.write(trained.states[0], model)
         return {
             "num-examples": size,

@@ -21,6 +21,7 @@ from fedglimpse.runs.kept_models import save_models
 from fedglimpse.runs.progress import Listener, Silent
 from fedglimpse.runs.rounds import positions_of, restore, selectors_of, snapshot
 from fedglimpse.runs.summary import summarise
+from fedglimpse.runs.threads import threads_of_run, using_threads
 from fedglimpse.runs.trackers import LiveLog
 from fedglimpse.simulation.lane import RoundResults
 from fedglimpse.simulation.plugin_checks import check_state
@@ -79,6 +80,7 @@ def run_together(
     resume: bool = False,
     listener: Listener | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    cores: int | None = None,
 ) -> list[Result]:
     """Run several federations side by side: their clients train in the same batches.
 
@@ -90,20 +92,34 @@ def run_together(
         resume: continue the runs that are in their folders.
         listener: follows the rounds of all of them.
         should_stop: asked after every round; True ends them with `Stopped`.
+        cores: of a CPU that they may use; None: all that are available.
     """
-    return Pack(runs, listener or Silent()).run(resume, should_stop)
+    return Pack(runs, listener or Silent(), cores).run(resume, should_stop)
 
 
 class Pack:
     """Runs that share a world; each has its own folder and records."""
 
-    def __init__(self, runs: Sequence[tuple[Config, Path | None]], listener: Listener) -> None:
-        """Build what the runs share and find what is wrong with them; nothing is written."""
+    def __init__(
+        self,
+        runs: Sequence[tuple[Config, Path | None]],
+        listener: Listener,
+        cores: int | None = None,
+    ) -> None:
+        """Build what the runs share and find what is wrong with them; nothing is written.
+
+        Args:
+            runs: configurations and run folders.
+            listener: follows the rounds.
+            cores: of a CPU that the runs may use; None: all that are available.
+        """
         for _, path in runs:
             if path is not None:
                 RunFolder(path).check_simulated()
         self.listener = listener
-        self.world = build_world([config for config, _ in runs])
+        with using_threads(1):  # building is a chain of small operations
+            self.world = build_world([config for config, _ in runs])
+        self.threads = self._threads(runs, cores)
         self.selectors = selectors_of(self.world)
         self.runs: list[PackedRun] = []
         first = 0
@@ -116,12 +132,20 @@ class Pack:
         self.learns_later = trains_in_background(self.world)
         self._last_time = 0.0  # when the last round was learnt from
 
+    def _threads(self, runs: Sequence[tuple[Config, Path | None]], cores: int | None) -> int | None:
+        """Return with how many threads the runs compute; None: on a GPU, as many as before."""
+        if self.world.states.is_cuda:
+            return None
+        folders = [path for _, path in runs if path is not None]
+        return threads_of_run(runs[0][0].engine, self.world.evaluator.model, folders, cores)
+
     def run(self, resume: bool, should_stop: Callable[[], bool]) -> list[Result]:
         """Open the folders, run all rounds, return the results."""
         folders = [run.folder for run in self.runs if run.folder is not None]
         with writing(folders[0].path) if folders else nullcontext():
             settle([folder.checkpoint for folder in folders])
         with ExitStack() as at_exit:
+            at_exit.enter_context(using_threads(self.threads))
             for run in self.runs:
                 at_exit.callback(run.live.end)
                 run.open(resume)

@@ -57,7 +57,7 @@ def _run_pack(
     for cell in pack:
         runs.append((configs[cell.id], folder.of(cell)))
     try:
-        run_together(runs, resume=True, listener=progress, should_stop=stop.after_round)
+        run_together(runs, resume=True, listener=progress, should_stop=stop.after_round, cores=1)
     except Stopped:
         return True, ""
     except Exception as error:
