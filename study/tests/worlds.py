@@ -180,7 +180,7 @@ def teaching_fails(cell: CellResult, config: Config) -> Came:
     return Came(0.6 - 0.05 * (cell.variant == "glimpse, taught") + jitter(cell))
 
 
-OPEN: dict[str, World] = {  # nothing can be told; all others: `noise`
+OPEN: dict[str, World] = {  # every verdict is inconclusive; all others: `noise`
     "recipe_study": luck,
     "averaged_digits": choosing_may_pay,
     "averaged": choosing_may_pay,

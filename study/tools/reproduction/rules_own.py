@@ -168,7 +168,7 @@ def every_component_adds(evidence: Evidence) -> Finding:
 
 
 def turns_make_up_for_the_harm(evidence: Evidence) -> Finding:
-    """Whether the agent's choices do harm, and turns with a flat start mend it.
+    """Whether the agent's choices do harm, and turns with a flat start fix it.
 
     Holds if glimpse, pooled over settings, is significantly below the control and each variant with
     turns significantly above glimpse, does not hold if glimpse is significantly above the control
