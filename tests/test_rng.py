@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,3 +115,26 @@ def test_permutations_are_uniform_and_change_with_purpose() -> None:
     assert ((counts - 100.0) ** 2 / 100).sum() < 49.7  # chi-square, 23 degrees, p = 0.001
     again = rng.permutations(keys, 1, sizes, 4)
     assert 0.02 < (orders == again).all(1).double().mean() < 0.065  # 1 / 24 by chance
+
+
+def test_the_logarithm_is_that_of_the_standard_library() -> None:
+    spread = torch.logspace(-300, 300, 2001, dtype=torch.float64)
+    near_one = 1 + torch.linspace(-1e-3, 1e-3, 2001, dtype=torch.float64)
+    uniform = 1 - rng.uniform(torch.tensor([5]), 0, 20_000)[0]
+    for x in (spread, near_one, uniform):
+        expected = torch.tensor([math.log(value) for value in x.tolist()], dtype=torch.float64)
+        torch.testing.assert_close(rng.log(x), expected, rtol=1e-15, atol=0)
+    assert rng.log(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist() == [-math.inf, 0.0]
+
+
+def test_uniform_numbers_are_uniform_and_pinned() -> None:
+    drawn = rng.uniform(torch.tensor([1, 2]), 3, 50_000)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert not torch.equal(drawn[0], drawn[1])
+    counts = (drawn * 100).long().flatten().bincount(minlength=100)
+    assert float(((counts - 1000) ** 2 / 1000.0).sum()) < 148  # chi-square, 99 degrees, p = 0.001
+    # recorded runs depend on these numbers: they must never change
+    assert rng.uniform(torch.tensor([7]), 1, 2).tolist() == [
+        [7782411579686104467 // 1024 / 2**53, 1009713984297659544 // 1024 / 2**53]
+    ]

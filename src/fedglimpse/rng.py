@@ -21,6 +21,9 @@ _LOW_33_BITS = (1 << 33) - 1
 _LOW_34_BITS = (1 << 34) - 1
 _LOW_37_BITS = (1 << 37) - 1
 _LAST = torch.iinfo(torch.int64).max
+_LOG_2 = 0.6931471805599453
+_SQRT_HALF = 0.7071067811865476
+_LOG_TERMS = 12  # of the series: the next one is below the last bit
 
 
 def key(seed: int, purpose: str, *counter: int) -> int:
@@ -105,3 +108,37 @@ def permutations(keys: Tensor, purpose: int | Tensor, sizes: Tensor, width: int)
     is_padding = columns >= sizes[:, None]
     draws = draws.masked_fill(is_padding, _LAST)
     return torch.argsort(draws, dim=1, stable=True)  # [J, W]
+
+
+def uniform(keys: Tensor, purpose: int | Tensor, width: int) -> Tensor:
+    """Return uniform numbers in [0, 1), multiples of 2^-53, from the integers of `hashed`.
+
+    Args:
+        keys: one key for each row.  # [J] int64
+        purpose: separates streams that share a key.
+        width: numbers in a row.
+
+    Returns:
+        float64, the same bits on every machine.  # [J, width]
+    """
+    return (hashed(keys, purpose, width) >> 10).double() * 2.0**-53
+
+
+def log(x: Tensor) -> Tensor:
+    """Return the natural logarithm of numbers that are not negative, float64.
+
+    It is made of additions, multiplications and divisions, which IEEE 754 defines to the last bit,
+    so that it is the same with every library and on every machine; `torch.log` is not. With
+    x = m 2^e and s = (m - 1) / (m + 1) it is e log 2 + 2 (s + s^3 / 3 + s^5 / 5 + ...).
+    """
+    mantissa, exponent = torch.frexp(x)
+    below = mantissa < _SQRT_HALF
+    mantissa = torch.where(below, 2 * mantissa, mantissa)  # in [sqrt(1/2), sqrt(2))
+    exponent = torch.where(below, exponent - 1, exponent)
+    s = (mantissa - 1) / (mantissa + 1)
+    square = s * s
+    series = torch.zeros_like(s)
+    for term in reversed(range(_LOG_TERMS)):
+        series = series * square + 1 / (2 * term + 1)
+    result = exponent.double() * _LOG_2 + 2 * s * series
+    return torch.where(x > 0, result, -torch.inf)

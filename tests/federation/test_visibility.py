@@ -25,7 +25,9 @@ from fedglimpse.types import Visibility
 from mistakes import mistake
 
 SESSIONS = {"a": [(0.0, 100.0)], "b": [(90.0, 95.0), (50_000.0, 60_000.0)]}
-SETTINGS = VisibilityConfig(cluster_size=4, p=0.2, overlap=1, p_on=0.1, p_off=0.3)
+SETTINGS = VisibilityConfig(
+    cluster_size=4, p=0.2, overlap=1, p_on=0.1, p_off=0.3, present=4, lifetime=6.0
+)
 
 
 def build(kind: str, num_clients: int, **changed: Any) -> Visibility:
@@ -57,7 +59,9 @@ def test_is_a_pure_function_that_returns_valid_ids(
         assert torch.equal(ids, build(kind, num_clients).visible(seed, round_num))
 
 
-@pytest.mark.parametrize("kind", ["mobile", "overlapping", "random", "markov", "trace"])
+@pytest.mark.parametrize(
+    "kind", ["mobile", "overlapping", "random", "markov", "unequal", "churn", "trace"]
+)
 def test_seeds_and_rounds_differ(kind: str) -> None:
     world = build(kind, 40)
     runs = [[tuple(world.visible(seed, t).tolist()) for t in range(200)] for seed in (0, 1)]

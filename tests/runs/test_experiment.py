@@ -102,6 +102,22 @@ TOGETHER = [
     {**SMALL, "method": "fedavg", "rounds": 3, "seeds": [0, 1]},
     {**SMALL, "method": "glimpse", "rounds": 5, "seeds": [0], "agent.learn_start": 2},
     {**SMALL, "method": "fedavg-window", "visibility.kind": "random", "visibility.p": 0.3},
+    {
+        **SMALL,
+        "method": "oort",
+        "visibility.kind": "unequal",
+        "visibility.rates_by": "label",
+        "seeds": [0, 1],
+    },
+    {
+        **SMALL,
+        "method": "glimpse",
+        "rounds": 6,
+        "visibility.kind": "churn",
+        "visibility.present": 4,
+        "visibility.lifetime": 3,
+        "visibility.p": 0.6,
+    },
 ]
 
 
@@ -118,9 +134,10 @@ def test_runs_together_equal_runs_alone(tmp_path: Path) -> None:
 
 def test_runs_together_resume_from_different_rounds(tmp_path: Path) -> None:
     configs = [resolve({**c, "engine.trainer": "serial"}) for c in TOGETHER]
-    calls = iter([False, True])
-    with pytest.raises(Stopped):
-        run(configs[1], tmp_path / "1", should_stop=lambda: next(calls))
+    for i in (1, 3, 4):
+        calls = iter([False, True])
+        with pytest.raises(Stopped):
+            run(configs[i], tmp_path / str(i), should_stop=calls.__next__)
     runs = [(c, tmp_path / str(i)) for i, c in enumerate(configs)]
     together = run_together(runs, resume=True)
     for config, result in zip(configs, together, strict=True):

@@ -11,7 +11,7 @@ import re
 
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import require
-from fedglimpse.federation.config import check_files, check_sizes
+from fedglimpse.federation.config import check_sizes, check_visibility
 from fedglimpse.fields import check_fields
 
 DEVICE = re.compile(r"auto|(cpu|cuda)(:(0|[1-9]\d?))?")
@@ -28,7 +28,7 @@ def check(config: Config) -> None:
         "leave it out, or use local.optimizer=sgd.",
         key="local.momentum",
     )
-    check_files(config.visibility)
+    check_visibility(config.visibility)
     require(
         DEVICE.fullmatch(config.engine.device) is not None,
         f"engine.device={config.engine.device!r} is unknown: use auto, cpu, cuda or cuda:1.",

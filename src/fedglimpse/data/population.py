@@ -118,6 +118,12 @@ class Population:
             return self._count_labels(ids)
         return self._histogram_of_all[ids.cpu()]
 
+    @property
+    def main_labels(self) -> Tensor:
+        """Most frequent label of every client `[N]`, the lowest of equally frequent ones."""
+        counts = self.label_histogram(torch.arange(self.num_clients)).numpy()
+        return torch.from_numpy(counts.argmax(1))
+
     @cached_property
     def _histogram_of_all(self) -> Tensor:
         return self._count_labels(torch.arange(self.num_clients))

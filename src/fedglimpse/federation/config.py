@@ -49,6 +49,17 @@ PATTERNS: dict[str, Pattern] = {
         "visible",
         settings=("p_on", "p_off"),
     ),
+    "unequal": Pattern(
+        "each client with a probability of its own between `visibility.p_low` and "
+        "`visibility.p_high`, see [unequal clients](#unequal-clients); empty rounds are redrawn",
+        settings=("p_low", "p_high", "rates", "rates_by"),
+    ),
+    "churn": Pattern(
+        "`visibility.present` clients are there, each one visible with probability `visibility.p`; "
+        "they leave for good and others replace them, see [clients that come and "
+        "leave](#clients-that-come-and-leave); empty rounds are redrawn",
+        settings=("present", "lifetime", "p"),
+    ),
     "trace": Pattern(
         "the clients whose recorded device is ready at some time in the round, see "
         "[traces](#traces)",
@@ -75,7 +86,34 @@ class VisibilityConfig:
         2, "of overlapping: clients that neighbouring clusters share", at_least=0
     )
     p: float = setting(
-        0.1, "of random: probability of a client to be visible in a round", above=0, at_most=1
+        0.1,
+        "of random and churn: probability of a client (that is there) to be visible in a round",
+        above=0,
+        at_most=1,
+    )
+    p_low: float = setting(
+        0.01, "of unequal: probability of the client seen least", above=0, at_most=1
+    )
+    p_high: float = setting(
+        0.5, "of unequal: probability of the client seen most", above=0, at_most=1
+    )
+    rates: str = setting(
+        "geometric",
+        "of unequal: how probabilities fall from p_high to p_low, by equal factors or as a power "
+        "of the rank",
+        choices=("geometric", "zipf"),
+    )
+    rates_by: str = setting(
+        "random",
+        "of unequal: who is seen more, at random or the clients whose most frequent label is lower",
+        choices=("random", "label"),
+    )
+    present: int = setting(25, "of churn: clients that are there in a round", at_least=1)
+    lifetime: float = setting(
+        100.0,
+        "of churn: rounds for which a client is there, in the mean",
+        at_least=1,
+        at_most=1_000_000,
     )
     p_on: float = setting(
         0.05,
@@ -99,8 +137,10 @@ class VisibilityConfig:
     )
 
 
-def check_files(settings: VisibilityConfig) -> None:
-    """Raise UserError for a file that the chosen kind does not read."""
+def check_visibility(settings: VisibilityConfig) -> None:
+    """Raise UserError for a file that the chosen kind does not read, or rates that do not fall."""
+    if settings.kind == "unequal":
+        check_rates(settings.p_low, settings.p_high)
     pattern = PATTERNS.get(settings.kind)
     if pattern is None:
         return  # a user's own pattern may read every setting
@@ -121,6 +161,9 @@ def check_sizes(settings: VisibilityConfig, num_clients: int) -> None:
     if pattern is not None and pattern.clustered:
         overlap = settings.overlap if "overlap" in pattern.settings else 0
         largest = largest_cluster(num_clients, settings.cluster_size, overlap)
+    if settings.kind == "churn":
+        check_present(settings.present, num_clients)
+        largest = settings.present
     require(
         settings.min_visible <= largest,
         f"visibility.min_visible={settings.min_visible} can never be met, since at most {largest} "
@@ -159,3 +202,22 @@ def largest_cluster(num_clients: int, cluster_size: int, overlap: int) -> int:
     """Return how many clients the largest of these clusters has."""
     longest_arc = math.ceil(num_clients / count_clusters(num_clients, cluster_size, overlap))
     return min(longest_arc + overlap, num_clients)
+
+
+def check_rates(p_low: float, p_high: float) -> None:
+    """Raise UserError for probabilities that do not fall."""
+    require(
+        p_low <= p_high,
+        f"visibility.p_low={p_low} is more than visibility.p_high={p_high}: swap them, or lower "
+        "visibility.p_low.",
+        key="visibility.p_low",
+    )
+
+
+def check_present(present: int, num_clients: int) -> None:
+    """Raise UserError for more clients at a time than there are."""
+    require(
+        1 <= present <= num_clients,
+        f"visibility.present={present} does not fit {num_clients} clients: use 1 to {num_clients}.",
+        key="visibility.present",
+    )

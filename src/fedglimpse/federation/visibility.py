@@ -5,7 +5,8 @@ lanes agree with runs on their own and resumed runs with uninterrupted ones; wha
 remembers between calls only saves time. Rounds count from 0.
 
 To add a pattern: write its class here and one line in `BUILDERS`; say what it does in `PATTERNS` of
-`config.py`, where its settings are. Patterns from recorded devices are in `traces.py`.
+`config.py`, where its settings are. Patterns from recorded devices are in `traces.py`, those of
+clients that differ in their rates or come late in `availability.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.errors import UserError, nearest, require
+from fedglimpse.federation.availability import Churn, UnequalAvailability
 from fedglimpse.federation.config import (
     PATTERNS,
     VisibilityConfig,
@@ -176,13 +178,22 @@ BUILDERS: dict[str, Callable[..., Visibility]] = {
     "overlapping": Clusters,
     "random": RandomAvailability,
     "markov": MarkovOnOff,
+    "unequal": UnequalAvailability,
+    "churn": Churn,
     "trace": DeviceTrace,
     "full": Full,
 }
 
 
-def build_visibility(settings: VisibilityConfig, num_clients: int) -> Visibility:
+def build_visibility(
+    settings: VisibilityConfig, num_clients: int, main_labels: Callable[[], Tensor] | None = None
+) -> Visibility:
     """Build the pattern `settings.kind`, one of `PATTERNS` or a user's own `pkg.mod:factory`.
+
+    Args:
+        settings: `visibility.*`.
+        num_clients: N.
+        main_labels: returns the most frequent label of each client `[N]`; None: nobody knows them.
 
     Raises:
         UserError: for an unknown kind or settings that it cannot work with.
@@ -197,6 +208,8 @@ def build_visibility(settings: VisibilityConfig, num_clients: int) -> Visibility
             key="visibility.kind",
         )
     values = {name: getattr(settings, name) for name in PATTERNS[kind].settings}
+    if kind == "unequal":
+        values["main_labels"] = main_labels
     return BUILDERS[kind](num_clients=num_clients, **values)
 
 

@@ -127,7 +127,9 @@ class WorldSetup:
         return Lane(
             seed=seed,
             population=population,
-            visibility=build_visibility(config.visibility, population.num_clients),
+            visibility=build_visibility(
+                config.visibility, population.num_clients, lambda: population.main_labels
+            ),
             method=build_method(config.method, setting),
             reward=Reward(config.reward.metric, config.reward.smoothing),  # type: ignore[arg-type]
             k=config.selection.k,
