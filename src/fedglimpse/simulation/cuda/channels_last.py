@@ -19,13 +19,9 @@ from fedglimpse.simulation.cuda.conv import channels_of_kernel, conv3x3, conv3x3
 from fedglimpse.simulation.cuda.dense_step import NO_OFFSETS, dense_with_offset
 from fedglimpse.simulation.cuda.first_layer import first_layer, supported
 from fedglimpse.simulation.cuda.relu_norm import relu_frozen_norm, relu_norm
-from fedglimpse.simulation.trainers.stacked import chain
-
-_POINTWISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Identity)
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+from fedglimpse.simulation.trainers.stacked import BATCH_NORMS, POINTWISE, BatchNorm, chain
 
 Layers = list[tuple[str, nn.Module]]  # of `trainers.stacked.chain`
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
 
 class ForwardPass(NamedTuple):
@@ -45,15 +41,16 @@ def fits(model: nn.Module) -> bool:
 
 def _layer_fits(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):
-        is_3x3 = layer.kernel_size == (3, 3) and layer.padding in ((0, 0), (1, 1))
-        is_plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1
-        return is_3x3 and is_plain
+        is_3x3 = layer.kernel_size == (3, 3)
+        is_padded_evenly = layer.padding in ((0, 0), (1, 1))
+        is_dense = layer.stride == (1, 1) and layer.dilation == (1, 1)
+        return is_3x3 and is_padded_evenly and is_dense and layer.groups == 1
     if isinstance(layer, nn.MaxPool2d):
         is_2x2 = layer.kernel_size == 2 and layer.stride == 2 and layer.padding == 0
         return is_2x2 and layer.dilation == 1 and not layer.ceil_mode
-    if isinstance(layer, _NORMS):
+    if isinstance(layer, BATCH_NORMS):
         return layer.affine and layer.track_running_stats and layer.momentum is not None
-    return isinstance(layer, (nn.Linear, nn.Flatten, *_POINTWISE))
+    return isinstance(layer, (nn.Linear, nn.Flatten, *POINTWISE))
 
 
 def forward(
@@ -103,7 +100,7 @@ def forward(
             x = _padded_features(x, params["weight"])
             dense_inputs[name] = x
             x = dense_with_offset(x, params, offsets[name])
-        elif isinstance(layer, _NORMS):
+        elif isinstance(layer, BATCH_NORMS):
             tensors = _norm_tensors(state, name)
             x, new_buffers = _batch_norm(layer, x, tensors, counts, training)
             buffers |= _prefixed(name, new_buffers)

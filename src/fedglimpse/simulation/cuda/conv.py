@@ -97,8 +97,13 @@ def _forward_tile(x: Tensor, outputs: int, pad: int, moments: bool) -> ConvTile:
             return tile
         if tile and pad == 1 and tile.rows % width == 0:  # what `line_kernel` can do
             return tile
-    columns = min(outputs, 64 if _needs_full_float32(x) else 128)
-    return ConvTile(rows=128, columns=columns, depth=min(inputs, 64 if is_bf16 else 32))
+    most_columns = 64 if _needs_full_float32(x) else 128
+    most_depth = 64 if is_bf16 else 32
+    return ConvTile(
+        rows=128,
+        columns=min(outputs, most_columns),
+        depth=min(inputs, most_depth),
+    )
 
 
 def _weight_tile(x: Tensor, outputs: int) -> ConvTile:
@@ -159,7 +164,8 @@ def conv3x3_moments(
         r = ReLU(result + bias).  # [J, P, 2, CO]
     """
     out = _empty_result(x, weight, pad)
-    sums = torch.empty(_sums_shape(x, out, pad), device=x.device)
+    shape = _sums_shape(x, out, pad)
+    sums = torch.empty(shape, device=x.device)
     tile = _forward_tile(x, weight.shape[2], pad, moments=True)
     _launch_forward(tile, x, weight, out, counts, pad, bias.contiguous(), sums)
     return out, sums
@@ -168,14 +174,18 @@ def conv3x3_moments(
 def _empty_result(x: Tensor, weight: Tensor, pad: int) -> Tensor:
     """Return memory for images `[J, B, H', W', CO]`."""
     jobs, batch, height, width, _ = x.shape
-    return x.new_empty(jobs, batch, height + 2 * pad - 2, width + 2 * pad - 2, weight.shape[2])
+    outputs = weight.shape[2]
+    out_height = height + 2 * pad - 2
+    out_width = width + 2 * pad - 2
+    return x.new_empty(jobs, batch, out_height, out_width, outputs)
 
 
 def _sums_shape(x: Tensor, out: Tensor, pad: int) -> tuple[int, int, int, int]:
     """Return the shape of the partial sums that the programs of a convolution leave."""
     outputs = out.shape[4]
     tile = _forward_tile(x, outputs, pad, moments=True)
-    return x.shape[0], _programs_per_column(x, out, tile), 2, outputs
+    programs = _programs_per_column(x, out, tile)
+    return x.shape[0], programs, 2, outputs
 
 
 def _programs_per_column(x: Tensor, out: Tensor, tile: ConvTile) -> int:
@@ -183,7 +193,9 @@ def _programs_per_column(x: Tensor, out: Tensor, tile: ConvTile) -> int:
     if tile.is_line_by_line:
         images_per_program = tile.rows // x.shape[3]
         return triton.cdiv(x.shape[1], images_per_program)
-    return triton.cdiv(out.shape[1] * out.shape[2] * out.shape[3], tile.rows)
+    batch, height, width = out.shape[1:4]
+    num_pixels = batch * height * width
+    return triton.cdiv(num_pixels, tile.rows)
 
 
 def _launch_forward(
@@ -199,7 +211,8 @@ def _launch_forward(
     """Write a convolution to `out`, and moments to `sums` where there are a bias and sums."""
     jobs, batch, height, width, inputs = x.shape
     outputs = weight.shape[2]
-    grid = (_programs_per_column(x, out, tile) * (outputs // tile.columns), jobs)
+    tiles_across = outputs // tile.columns
+    grid = (_programs_per_column(x, out, tile) * tiles_across, jobs)
     # Triton takes no absent tensors; what these flags rule out is not touched.
     has_counts = counts is not None
     has_moments = sums is not None
@@ -243,7 +256,9 @@ def conv3x3_weight_grad(x: Tensor, grad: Tensor, counts: Tensor | None, pad: int
     can_split = x.dtype == torch.float32 and not _needs_full_float32(x)
     precision = "split" if can_split else _dot_precision(x)
     out = torch.empty(jobs, partials, NUM_TAPS, inputs, outputs, device=x.device)
-    grid = (triton.cdiv(3 * inputs, tile.rows) * (outputs // tile.columns), partials, jobs)
+    tiles_down = triton.cdiv(3 * inputs, tile.rows)
+    tiles_across = outputs // tile.columns
+    grid = (tiles_down * tiles_across, partials, jobs)
     weight_gradient_kernel[grid](
         x, grad, out, out if counts is None else counts.contiguous(), num_lines, steps,
         height, width, pad, inputs, outputs, tile.rows, tile.columns, tile.depth,
@@ -265,13 +280,17 @@ def _(x: Tensor, weight: Tensor, counts: Tensor | None, pad: int) -> Tensor:
 @conv3x3_moments.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, counts: Tensor, pad: int) -> tuple[Tensor, Tensor]:
     out = _empty_result(x, weight, pad)
-    return out, x.new_empty(_sums_shape(x, out, pad), dtype=torch.float32)
+    shape = _sums_shape(x, out, pad)
+    return out, x.new_empty(shape, dtype=torch.float32)
 
 
 @conv3x3_weight_grad.register_fake
 def _(x: Tensor, grad: Tensor, counts: Tensor | None, pad: int) -> Tensor:
-    partials = _num_partials(x.shape[1] * grad.shape[2] * x.shape[3])
-    shape = (x.shape[0], partials, NUM_TAPS, x.shape[-1], grad.shape[-1])
+    jobs, batch, _, width, inputs = x.shape
+    out_height = grad.shape[2]
+    outputs = grad.shape[4]
+    partials = _num_partials(batch * out_height * width)
+    shape = (jobs, partials, NUM_TAPS, inputs, outputs)
     return x.new_empty(shape, dtype=torch.float32)
 
 
@@ -289,12 +308,14 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors[:2]
     counts = ctx.saved_tensors[2] if ctx.has_counts else None
     grad = grad.contiguous()
-    grad_weight = conv3x3_weight_grad(x, grad, counts, ctx.pad).sum(1).transpose(2, 3)
+    partials = conv3x3_weight_grad(x, grad, counts, ctx.pad)
+    grad_weight = partials.sum(1).transpose(2, 3)
     grad_x = None
     if ctx.needs_input_grad[0]:
         turned = weight.flip(1).transpose(2, 3).contiguous()  # [J, 9, CI, CO]
         grad_x = conv3x3(grad, turned, counts, 2 - ctx.pad)
-    return grad_x, grad_weight.to(weight.dtype), *[None] * (ctx.num_inputs - 2)
+    without_gradient = [None] * (ctx.num_inputs - 2)
+    return grad_x, grad_weight.to(weight.dtype), *without_gradient
 
 
 conv3x3.register_autograd(_backward, setup_context=_save)

@@ -78,7 +78,8 @@ class GraphedTrainer:
             compiled=compiled,
         )
         self.max_jobs = max_jobs
-        example = as_input(examples.x[:1]).to(next(model.parameters()).device)
+        model_device = next(model.parameters()).device
+        example = as_input(examples.x[:1]).to(model_device)
         bytes_per_number = 2 if is_bf16 else 4
         self.bytes_per_job = bytes_per_job(model, example, recipe.batch_size, bytes_per_number)
         self.steps: dict[tuple[int, bool, bool], CapturedStep] = {}
@@ -137,7 +138,8 @@ class GraphedTrainer:
         summary = wave.summary
         kind = (jobs, summary.any_proximal, summary.all_squared)
         if kind not in self.steps or self.steps[kind].width < width:
-            self.width = max(self.width, rounded_width(width, self.recipe.batch_size))
+            width = rounded_width(width, self.recipe.batch_size)
+            self.width = max(self.width, width)
             self.steps[kind] = CapturedStep(
                 self.program, jobs, self.width, summary.any_proximal, summary.all_squared
             )
@@ -152,7 +154,8 @@ def rounded_jobs(jobs: int, limit: int) -> int:
         unit = 4
     else:
         unit = 8
-    return min(-(-jobs // unit) * unit, max(limit, jobs))
+    rounded_up = -(-jobs // unit) * unit
+    return min(rounded_up, max(limit, jobs))
 
 
 def rounded_width(rows: int, batch: int) -> int:
@@ -164,8 +167,11 @@ def rounded_width(rows: int, batch: int) -> int:
 def _with_padded_features(examples: Examples, layers: Layers) -> Examples:
     """Pad flat inputs as the weights of a dense first layer are padded."""
     x = examples.x
-    first_layer = next((layer for _, layer in layers if not isinstance(layer, nn.Flatten)), None)
-    if x.dim() != 2 or not x.is_floating_point() or not isinstance(first_layer, nn.Linear):
+    if x.dim() != 2 or not x.is_floating_point():
         return examples
-    padding = padded_shape(tuple(x.shape))[1] - x.shape[1]
+    first_layer = next((layer for _, layer in layers if not isinstance(layer, nn.Flatten)), None)
+    if not isinstance(first_layer, nn.Linear):
+        return examples
+    _, padded_columns = padded_shape(tuple(x.shape))
+    padding = padded_columns - x.shape[1]
     return replace(examples, x=F.pad(x, (0, padding)))

@@ -46,7 +46,8 @@ def trainer_of(
     shape = examples.x.shape[1:]
     if kind == "graphed":
         check_trainer(kind, model, shape, device)
-    if kind == "graphed" or (kind == "auto" and not _reason_against_graphed(model, shape, device)):
+    can_graph = kind == "auto" and not _reason_against_graphed(model, shape, device)
+    if kind == "graphed" or can_graph:
         from fedglimpse.simulation.cuda.trainer import GraphedTrainer
 
         return GraphedTrainer(model, examples, recipe, precision, max_jobs)

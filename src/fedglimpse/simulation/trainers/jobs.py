@@ -59,8 +59,9 @@ class JobsSummary:
         trains_block = jobs.visit >= 0
         is_special = distils | trains_block
         is_proximal = jobs.mu > 0
+        most_rows = int(jobs.sizes.max()) if len(jobs) else 0
         return JobsSummary(
-            most_rows=int(jobs.sizes.max()) if len(jobs) else 0,
+            most_rows=most_rows,
             any_proximal=bool(is_proximal.any()),
             all_squared=bool(jobs.squared.all()),
             any_special=bool(is_special.any()),

@@ -103,7 +103,8 @@ class StackedOptimizer:
         _write(second, (second * BETA_2).addcmul_(grad, grad, value=1 - BETA_2), gate)
 
         # Both moments start at zero; these corrections undo that bias of the first steps.
-        steps = self.steps[:count].clamp(min=1).view(_per_job(weights))
+        steps = self.steps[:count].clamp(min=1)
+        steps = steps.view(_per_job(weights))
         lr = self.recipe.lr / (1 - BETA_1**steps)
         correction = (1 - BETA_2**steps).sqrt()
         scale = second.sqrt() / correction.to(weights.dtype)

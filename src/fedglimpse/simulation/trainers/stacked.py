@@ -17,8 +17,17 @@ from torch import Tensor, nn
 from fedglimpse.errors import UserError
 
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-_POINTWISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Identity)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+POINTWISE = (
+    nn.ReLU,
+    nn.GELU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.Identity,
+)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 Tensors = Mapping[str, Tensor]
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
@@ -65,13 +74,13 @@ def unstackable(model: nn.Module, shape: Sequence[int] | None = None) -> str:
 
 def _is_supported(layer: nn.Module) -> bool:
     """True where `StackedModel` has the arithmetic of a layer with these options."""
-    if type(layer) not in (*_ARITHMETIC, *_POOLS, *_POINTWISE):
+    if type(layer) not in (*_ARITHMETIC, *_POOLS, *POINTWISE):
         return False
     if isinstance(layer, nn.Conv2d):
         return layer.groups == 1 and layer.padding_mode == "zeros"
     if isinstance(layer, nn.Flatten):
         return (layer.start_dim, layer.end_dim) == (1, -1)
-    if isinstance(layer, _BATCH_NORMS):
+    if isinstance(layer, BATCH_NORMS):
         return layer.affine and layer.track_running_stats and layer.momentum is not None
     if isinstance(layer, nn.GroupNorm):
         return layer.affine
@@ -336,10 +345,11 @@ def _masked_batch_norm(layer: BatchNorm, tensors: Tensors, x: Tensor, valid: Ten
     channels = x.shape[2]
     pixel_dims = x.dim() - 3
     ones = [1] * pixel_dims
-    mask = valid.view(jobs, batch, 1, *ones).to(x.dtype)
+    mask = valid.view(jobs, batch, 1, *ones)
+    mask = mask.to(x.dtype)
     num_pixels = x[0, 0, 0].numel()
-    num_examples = valid.sum(1).clamp(min=1).to(x.dtype)
-    count = num_examples * num_pixels  # [J]
+    num_examples = valid.sum(1).clamp(min=1)
+    count = num_examples.to(x.dtype) * num_pixels  # [J]
 
     summed_dims = (1, *range(3, x.dim()))
     shape = (jobs, 1, channels, *ones)
