@@ -6,7 +6,7 @@ import torch
 import fakes
 from fedglimpse.federation.state import Entry, Layout
 from fedglimpse.methods.edgeflow import Everyone
-from fedglimpse.simulation.evaluation import gradient_distance
+from fedglimpse.simulation.client_reports import gradient_distance
 
 A, B, C, D = range(4)
 

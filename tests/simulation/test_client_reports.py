@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedglimpse.federation.reports import CATALOGUE
 from fedglimpse.federation.state import Layout
-from fedglimpse.simulation.client_reports import cosines
-from fedglimpse.simulation.evaluation import GRADIENT_BATCH, Evaluator, gradient_distance
+from fedglimpse.simulation.client_reports import cosines, gradient_distance
+from fedglimpse.simulation.evaluation import GRADIENT_BATCH, Evaluator
 from fedglimpse.simulation.lane import TrainedClients
 from fedglimpse.types import Method
 

@@ -3,5 +3,6 @@
 Who is visible (`visibility.py`, `traces.py`; its settings in `config.py`), client models and their
 flat states (`models.py`, `state.py`), what clients may report (`reports.py`, `sketches.py`), how
 updates merge (`aggregation.py`), what a round costs (`costs.py`), the device and its numeric
-precision (`devices.py`). Begin with `aggregation.py`. May import `errors`, `fields`, `plugins`, `rng` and `types`.
+precision (`devices.py`). Begin with `aggregation.py`. May import `errors`, `fields`, `plugins`,
+`rng` and `types`.
 """

@@ -22,8 +22,8 @@ from fedglimpse.federation.sketches import ParameterSketch
 from fedglimpse.federation.state import Layout
 from fedglimpse.flower.messages import section
 from fedglimpse.runs.threads import automatic_threads, using_threads
-from fedglimpse.simulation.client_reports import Reporter
-from fedglimpse.simulation.evaluation import Evaluator, gradient_distance
+from fedglimpse.simulation.client_reports import Reporter, gradient_distance
+from fedglimpse.simulation.evaluation import Evaluator
 from fedglimpse.simulation.lane import TrainedClients
 from fedglimpse.simulation.trainers.choose import recipe_of
 from fedglimpse.simulation.trainers.jobs import Examples, TrainingJobs

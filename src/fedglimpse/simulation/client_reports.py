@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,16 +12,25 @@ from torch import Tensor
 from fedglimpse.data.population import Population
 from fedglimpse.federation.devices import keeps_lanes_separate
 from fedglimpse.federation.reports import CATALOGUE, Phase
-from fedglimpse.simulation.evaluation import Evaluator, gradient_distance
+from fedglimpse.federation.state import Layout
+from fedglimpse.simulation.evaluation import Evaluator
 from fedglimpse.simulation.lane import TrainedClients, deltas_of, states_of
 
 Sketch = Callable[[Tensor], Tensor]  # [..., parameters] -> [..., D]
 
-NO_ROWS = torch.zeros(0, dtype=torch.long)
+NOBODY = torch.zeros(0, dtype=torch.long)  # client ids
+NO_ROWS = torch.zeros(0, dtype=torch.long)  # of a dataset
 
 # On a CPU these are computed for each lane by itself, so that its bits do not depend on the others.
 ALONE_ON_CPU = frozenset(
-    {"sketch", "delta_sketch", "update_norm", "proxy_logits", "proxy_predictions", "global_sketch"}
+    {
+        "sketch",
+        "delta_sketch",
+        "update_norm",
+        "proxy_logits",
+        "proxy_predictions",
+        "global_sketch",
+    }
 )
 
 
@@ -56,12 +66,12 @@ class Reporter:
         self._reports: Mapping[str, Callable[[Requests], Sequence[Tensor]]] = {
             "label_histogram": _label_histograms,
             "loss": self._loss,
-            "gradient_distance": lambda lanes: self._distances(lanes, per_tensor=True),
-            "gradient_distance_l2": lambda lanes: self._distances(lanes, per_tensor=False),
+            "gradient_distance": partial(self._distances, per_tensor=True),
+            "gradient_distance_l2": partial(self._distances, per_tensor=False),
             "sketch": self._sketches,
             "delta_sketch": self._delta_sketches,
             "update_norm": self._update_norms,
-            "train_loss": lambda lanes: [clients.loss for clients in _trained(lanes)],
+            "train_loss": _train_losses,
             "rms_loss": _rms_losses,
             "loss_after": self._loss_after,
             "delta_similarity": self._delta_similarity,
@@ -89,31 +99,46 @@ class Reporter:
             else:
                 values = list(compute(lane_requests))
             for r, value in zip(lanes, _to_cpu(values), strict=True):
-                reports[r][name] = value.flatten(1) if value.dim() > 2 else value
+                if value.dim() > 2:
+                    value = value.flatten(1)
+                reports[r][name] = value
         return reports
 
     def probes(
         self, names: frozenset[str], state: Tensor, population: Population, ids: Tensor
     ) -> dict[str, Tensor]:
         """Return one lane's reports at the global model `[d]`, before training."""
-        request = ReportRequest(_of_phase(names, "probe"), population, state, ids)
+        request = ReportRequest(
+            names=_of_phase(names, "probe"),
+            population=population,
+            state=state,
+            ids=ids,
+        )
         return self.report({0: request})[0]
 
     def trained(
         self, names: frozenset[str], clients: TrainedClients, population: Population
     ) -> dict[str, Tensor]:
         """Return one lane's reports of clients that have trained."""
-        trained_names = _of_phase(names, "trained")
-        state = clients.states.new_zeros(0)  # no such report reads the global model
-        request = ReportRequest(trained_names, population, state, clients.ids, clients)
+        request = ReportRequest(
+            names=_of_phase(names, "trained"),
+            population=population,
+            state=clients.states.new_zeros(0),  # no such report reads the global model
+            ids=clients.ids,
+            clients=clients,
+        )
         return self.report({0: request})[0]
 
     def server(
         self, names: frozenset[str], state: Tensor, population: Population
     ) -> dict[str, Tensor]:
         """Return what one lane's server knows of its global model `[d]`."""
-        nobody = torch.zeros(0, dtype=torch.long)
-        request = ReportRequest(_of_phase(names, "server"), population, state, nobody)
+        request = ReportRequest(
+            names=_of_phase(names, "server"),
+            population=population,
+            state=state,
+            ids=NOBODY,
+        )
         return self.report({0: request})[0]
 
     # ---- At the global model, before training.
@@ -127,8 +152,11 @@ class Reporter:
             last = first + len(request.ids)
             lane_counts.append(sum(counts[first:last]))
             first = last
-        states = _global_states(requests)
-        losses = self.evaluator.losses(states, x.split(lane_counts), y.split(lane_counts))
+        losses = self.evaluator.losses(
+            _global_states(requests),
+            x.split(lane_counts),
+            y.split(lane_counts),
+        )
         losses_of_clients = torch.cat(losses).split(counts)
         return _split(requests, _means(losses_of_clients, like=losses[0]))
 
@@ -143,37 +171,54 @@ class Reporter:
             proxy_ys.append(y)
             states.append(request.state.expand(len(request.ids), -1))
         proxy_gradients = self.evaluator.mean_gradients(
-            _global_states(requests), proxy_xs, proxy_ys
+            _global_states(requests),
+            proxy_xs,
+            proxy_ys,
         )
         x, y, counts = _client_examples(requests)
         gradients = self.evaluator.mean_gradients(
-            torch.cat(states), x.split(counts), y.split(counts)
+            torch.cat(states),
+            x.split(counts),
+            y.split(counts),
         )
-        distances = []
-        for clients, proxy in zip(_split(requests, gradients), proxy_gradients, strict=True):
-            layout = self.evaluator.layout
-            distances.append(gradient_distance(layout, clients, proxy, per_tensor))
+        lane_gradients = _split(requests, gradients)
+        distances: list[Tensor] = []
+        for of_clients, of_proxy in zip(lane_gradients, proxy_gradients, strict=True):
+            distance = gradient_distance(
+                self.evaluator.layout,
+                of_clients,
+                of_proxy,
+                per_tensor,
+            )
+            distances.append(distance)
         return distances
 
     # ---- After training.
 
     def _sketches(self, requests: Requests) -> Sequence[Tensor]:
         states = states_of(_trained(requests))  # [J, d]
-        return _split(requests, self.sketch(states[:, : self.num_params]))
+        sketches = self.sketch(states[:, : self.num_params])
+        return _split(requests, sketches)
 
     def _delta_sketches(self, requests: Requests) -> Sequence[Tensor]:
         deltas = deltas_of(_trained(requests))  # [J, d]
-        return _split(requests, self.sketch(deltas[:, : self.num_params]))
+        sketches = self.sketch(deltas[:, : self.num_params])
+        return _split(requests, sketches)
 
     def _update_norms(self, requests: Requests) -> Sequence[Tensor]:
         deltas = deltas_of(_trained(requests))  # [J, d]
-        return _split(requests, deltas[:, : self.num_params].norm(dim=1))
+        norms = deltas[:, : self.num_params].norm(dim=1)
+        return _split(requests, norms)
 
     def _loss_after(self, requests: Requests) -> Sequence[Tensor]:
         """Mean loss of each client's trained model on its examples `[V]`."""
         states = torch.cat([clients.states for clients in _trained(requests)])
         x, y, counts = _client_examples(requests)
-        losses = self.evaluator.losses(states, x.split(counts), y.split(counts))
+        losses = self.evaluator.losses(
+            states,
+            x.split(counts),
+            y.split(counts),
+        )
         return _split(requests, _means(losses, like=states))
 
     def _delta_similarity(self, requests: Requests) -> list[Tensor]:
@@ -196,7 +241,8 @@ class Reporter:
             by_size.setdefault(len(request.population.proxy), []).append(i)
         logits: dict[int, Tensor] = {}
         for lanes in by_size.values():
-            lane_logits = self._logits_in_one_pass([requests[i] for i in lanes])
+            lane_requests = [requests[i] for i in lanes]
+            lane_logits = self._logits_in_one_pass(lane_requests)
             logits |= zip(lanes, lane_logits, strict=True)
         return [logits[i] for i in range(len(requests))]
 
@@ -204,27 +250,33 @@ class Reporter:
         copies: list[Tensor] = []  # of each lane's proxy inputs, one for each client
         for request in requests:
             x, _ = proxy_examples(request.population)
-            copies.append(x.expand(len(request.ids), *x.shape))
-        x = copies[0] if len(copies) == 1 else torch.cat(copies)  # [J, P, *shape]
+            num_clients = len(request.ids)
+            copies.append(x.expand(num_clients, *x.shape))
+        x = copies[0]  # one lane needs no copy
+        if len(copies) > 1:
+            x = torch.cat(copies)  # [J, P, *shape]
         states = states_of(_trained(requests))  # [J, d]
         if not len(states):
-            logits = states.new_zeros(0, x.shape[1], self.evaluator.num_classes)
-        else:
-            logits = self.evaluator.logits_of(states, x).float()
-        return _split(requests, logits)
+            num_classes = self.evaluator.num_classes
+            nothing = states.new_zeros(0, x.shape[1], num_classes)
+            return _split(requests, nothing)
+        logits = self.evaluator.logits_of(states, x)
+        return _split(requests, logits.float())
 
     # ---- Known to the server.
 
     def _global_sketches(self, requests: Requests) -> Sequence[Tensor]:
         states = _global_states(requests)
-        return self.sketch(states[:, : self.num_params]).unbind()
+        sketches = self.sketch(states[:, : self.num_params])
+        return sketches.unbind()
 
     def _proxy_histogram(self, requests: Requests) -> list[Tensor]:
         """Shares of classes that each lane's global model predicts on its proxy set `[C]`."""
         shares: list[Tensor] = []
         for request in requests:
             x, y = proxy_examples(request.population)
-            shares.append(self.evaluator.score(request.state, x, y).predicted)
+            scores = self.evaluator.score(request.state, x, y)
+            shares.append(scores.predicted)
         return shares
 
 
@@ -232,8 +284,34 @@ def _label_histograms(requests: Requests) -> list[Tensor]:
     return [request.population.label_histogram(request.ids) for request in requests]
 
 
+def _train_losses(requests: Requests) -> list[Tensor]:
+    return [clients.loss for clients in _trained(requests)]
+
+
 def _rms_losses(requests: Requests) -> list[Tensor]:
     return [clients.squared_loss.sqrt() for clients in _trained(requests)]
+
+
+def gradient_distance(
+    layout: Layout, gradients: Tensor, reference: Tensor, per_tensor: bool
+) -> Tensor:
+    """Return how far gradients `[..., num_params]` are from a reference one `[...]`.
+
+    Args:
+        layout: of the model.
+        gradients: the gradients.
+        reference: the gradient to compare with.  # [num_params]
+        per_tensor: sum the norms of all parameter tensors, as the authors of HA-EdgeFLow do; else
+            one norm of the whole difference.
+    """
+    difference = gradients - reference
+    if not per_tensor:
+        return difference.norm(dim=-1)
+    norms: list[Tensor] = []
+    for entry in layout.params:
+        of_tensor = difference[..., entry.start : entry.stop]
+        norms.append(of_tensor.norm(dim=-1))
+    return torch.stack(norms).sum(0)
 
 
 def cosines(rows: Tensor) -> Tensor:
@@ -270,7 +348,9 @@ def _client_examples(requests: Requests) -> tuple[Tensor, Tensor, list[int]]:
 
 def _means(losses: Sequence[Tensor], like: Tensor) -> Tensor:
     """Return the mean of each client's losses `[V]`, of the type of `like`; there may be none."""
-    return torch.stack([loss.mean() for loss in losses]) if losses else like.new_zeros(0)
+    if not losses:
+        return like.new_zeros(0)
+    return torch.stack([loss.mean() for loss in losses])
 
 
 def _global_states(requests: Requests) -> Tensor:
@@ -290,17 +370,21 @@ def _trained(requests: Requests) -> list[TrainedClients]:
 
 def _split(requests: Requests, rows: Tensor) -> Sequence[Tensor]:
     """Return the rows `[J, ...]` of all clients lane by lane."""
-    return rows.split([request.ids.shape[0] for request in requests])
+    counts = [request.ids.shape[0] for request in requests]
+    return rows.split(counts)
 
 
 def _to_cpu(values: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors to the CPU as float32, in one transfer."""
     flat_values = [value.reshape(-1) for value in values]
-    lengths = [len(flat_value) for flat_value in flat_values]
-    copied = torch.cat(flat_values).detach().float().cpu()
+    floats = torch.cat(flat_values).detach().float()
+    floats = floats.cpu()
     on_cpu: list[Tensor] = []
-    for flat_copy, value in zip(copied.split(lengths), values, strict=True):
-        on_cpu.append(flat_copy.view(value.shape))
+    first = 0
+    for value in values:
+        last = first + value.numel()
+        on_cpu.append(floats[first:last].view(value.shape))
+        first = last
     return on_cpu
 
 

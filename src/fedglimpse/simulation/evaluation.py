@@ -8,6 +8,7 @@ examples; `Reward` smooths the scores of a run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
@@ -61,17 +62,25 @@ class PendingScores:
             y: their labels.  # [S, n]
             num_classes: C.
         """
+        num_models = y.shape[0]
         self.num_classes = num_classes
         self.num_examples = y.shape[1]
-        models = y.shape[0]
-        true_class = torch.arange(models, device=y.device)[:, None] * num_classes + y
-        cells = (true_class * num_classes + logits.argmax(2)).flatten()
-        counts = torch.zeros(models * num_classes**2, device=y.device, dtype=torch.long)
+        # The examples of every model by true and predicted class, counted in one flat table.
+        model = torch.arange(num_models, device=y.device)[:, None]  # [S, 1]
+        first_cells = (model * num_classes + y) * num_classes  # [S, n] of the row of the true class
+        cells = (first_cells + logits.argmax(2)).flatten()
+        counts = torch.zeros(
+            num_models * num_classes**2,
+            device=y.device,
+            dtype=torch.long,
+        )
         counts.scatter_add_(0, cells, torch.ones_like(cells))  # bincount would wait for a GPU twice
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none")
-        loss = losses.view(y.shape).mean(1, keepdim=True)
-        # By true and predicted class, and the mean loss  [S, C * C + 1]
-        self._numbers = torch.cat([counts.view(models, -1).double(), loss.double()], dim=1)
+        losses = example_losses(logits, y)
+        columns = [
+            counts.view(num_models, -1).double(),
+            losses.mean(1, keepdim=True).double(),
+        ]
+        self._numbers = torch.cat(columns, dim=1)  # [S, C * C + 1]
         self._has_arrived: torch.cuda.Event | None = None
         if self._numbers.is_cuda:
             self._numbers, self._has_arrived = start_copy_to_cpu(self._numbers)
@@ -80,20 +89,30 @@ class PendingScores:
         """Wait for the device; returns the scores of each model."""
         if self._has_arrived is not None:
             self._has_arrived.synchronize()
-        classes = self.num_classes
-        loss = self._numbers[:, -1]
-        confusion = self._numbers[:, :-1].unflatten(1, (classes, classes))  # [S, true, predicted]
+        shape = (self.num_classes, self.num_classes)
+        loss = self._numbers[:, -1]  # [S]
+        confusion = self._numbers[:, :-1].unflatten(1, shape)  # [S, true, predicted]
         hits = confusion.diagonal(dim1=1, dim2=2)  # [S, C]
-        predicted = confusion.sum(1)
-        f1 = 2 * hits / (confusion.sum(2) + predicted).clamp(min=1)
+        predicted = confusion.sum(1)  # [S, C]
+        actual = confusion.sum(2)  # [S, C]
+        f1 = 2 * hits / (actual + predicted).clamp(min=1)
+        accuracy = hits.sum(1) / self.num_examples  # [S]
+        shares = predicted / self.num_examples
         columns = (  # in the order of the fields of `Scores`
-            (hits.sum(1) / self.num_examples).tolist(),
+            accuracy.tolist(),
             f1.mean(1).tolist(),
             f1.float().unbind(),
             loss.tolist(),
-            (predicted / self.num_examples).float().unbind(),
+            shares.float().unbind(),
         )
         return [Scores(*values) for values in zip(*columns, strict=True)]
+
+
+def example_losses(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of every example `[S, n]`, from logits `[S, n, C]` and labels `[S, n]`."""
+    flat_logits = logits.flatten(0, 1).float()
+    losses = F.cross_entropy(flat_logits, y.flatten(), reduction="none")
+    return losses.view(y.shape)
 
 
 def start_copy_to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event]:
@@ -131,10 +150,12 @@ class Evaluator:
         self.layout = Layout.of(model)
         self.num_classes = num_classes
         self.precision = precision
-        self.format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = cast(nn.Module, model.to(memory_format=self.format))  # type: ignore[call-overload]
-        self.device = next(model.parameters()).device
         self.many = many
+        self.device = next(model.parameters()).device
+        self.format = torch.contiguous_format
+        if channels_last:
+            self.format = torch.channels_last
+        self.model = cast(nn.Module, model.to(memory_format=self.format))  # type: ignore[call-overload]
 
     def load(self, state: Tensor) -> None:
         """Make the model that of a state `[d]`, in evaluation mode."""
@@ -153,7 +174,8 @@ class Evaluator:
     def logits(self, state: Tensor, x: Tensor) -> Tensor:
         """Return the logits `[n, C]` of a state `[d]` on raw examples `[n, *shape]`."""
         self.load(state)
-        batches = x.split(CPU_BATCH if x.device.type == "cpu" else GPU_BATCH)
+        batch_size = CPU_BATCH if x.device.type == "cpu" else GPU_BATCH
+        batches = x.split(batch_size)
         return torch.cat([self.forward(batch) for batch in batches])
 
     def mean_gradient(self, state: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -171,17 +193,21 @@ class Evaluator:
             The gradient of all parameters, 0 for those that do not train.  # [num_params]
         """
         self.load(state)
-        params = list(self.model.parameters())
-        trainable = [p for p in params if p.requires_grad]
+        parameters = list(self.model.parameters())
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
         total = state.new_zeros(self.layout.num_params)
-        batches = zip(x.split(GRADIENT_BATCH), y.split(GRADIENT_BATCH), strict=True)
-        for batch_x, batch_y in batches:
+        batches_of_x = x.split(GRADIENT_BATCH)
+        batches_of_y = y.split(GRADIENT_BATCH)
+        for batch_x, batch_y in zip(batches_of_x, batches_of_y, strict=True):
             logits = self.forward(batch_x).float()
             loss = F.cross_entropy(logits, batch_y, reduction="sum") / len(y)
             gradients = iter(torch.autograd.grad(loss, trainable, materialize_grads=True))
-            flat_gradients = []
-            for p in params:
-                gradient = next(gradients) if p.requires_grad else torch.zeros_like(p)
+            flat_gradients: list[Tensor] = []
+            for parameter in parameters:
+                if parameter.requires_grad:
+                    gradient = next(gradients)
+                else:
+                    gradient = torch.zeros_like(parameter)
                 flat_gradients.append(gradient.flatten())
             total += torch.cat(flat_gradients)
         return total
@@ -200,12 +226,14 @@ class Evaluator:
         if not len(states):
             return states.new_zeros(0, self.layout.num_params)
         if self.many is None:
-            triples = zip(states, xs, ys, strict=True)
-            return torch.stack([self.mean_gradient(state, x, y) for state, x, y in triples])
+            gradients: list[Tensor] = []
+            for state, state_x, state_y in zip(states, xs, ys, strict=True):
+                gradients.append(self.mean_gradient(state, state_x, state_y))
+            return torch.stack(gradients)
         sizes = torch.tensor([len(y) for y in ys], device=states.device)
-        x = pad_sequence(list(xs), batch_first=True)
-        y = pad_sequence(list(ys), batch_first=True)
-        return self.many.gradients(states, x, y, sizes)
+        padded_x = pad_sequence(list(xs), batch_first=True)
+        padded_y = pad_sequence(list(ys), batch_first=True)
+        return self.many.gradients(states, padded_x, padded_y, sizes)
 
     @torch.no_grad()
     def logits_of(self, states: Tensor, x: Tensor) -> Tensor:
@@ -217,22 +245,27 @@ class Evaluator:
         """
         if self.many is not None:
             return self.many.logits(states, x)
-        rows = zip(states, x, strict=True)
-        return torch.stack([self.logits(state, state_x) for state, state_x in rows])
+        logits: list[Tensor] = []
+        for state, state_x in zip(states, x, strict=True):
+            logits.append(self.logits(state, state_x))
+        return torch.stack(logits)
 
     def losses(self, states: Tensor, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[Tensor]:
         """Return the loss of every example `[n_s]` of every state, each with its own examples."""
         if not len(states):
             return []
+        x = pad_sequence(list(xs), batch_first=True)
         y = pad_sequence(list(ys), batch_first=True)
-        logits = self.logits_of(states, pad_sequence(list(xs), batch_first=True))
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none")
-        rows = zip(losses.view(y.shape), ys, strict=True)
-        return [row[: len(state_y)] for row, state_y in rows]  # without the padding
+        padded_losses = example_losses(self.logits_of(states, x), y)
+        losses: list[Tensor] = []
+        for row, state_y in zip(padded_losses, ys, strict=True):
+            losses.append(row[: len(state_y)])
+        return losses
 
     def scores(self, states: Tensor, x: Tensor, y: Tensor) -> list[Scores]:
         """Return the scores of states `[S, d]` on raw examples `[S, n, *shape]` and labels."""
-        return PendingScores(self.logits_of(states, x), y, self.num_classes).wait()
+        logits = self.logits_of(states, x)
+        return PendingScores(logits, y, self.num_classes).wait()
 
     def score(self, state: Tensor, x: Tensor, y: Tensor) -> Scores:
         """Return the scores of one state `[d]` on raw examples and labels."""
@@ -268,12 +301,16 @@ class ManyModels:
 
         def in_pieces(largest: int) -> Tensor:
             if x.is_cuda:  # pieces of about equal size
-                num_pieces = max(-(-count // largest), 1)
-                largest = max(-(-count // num_pieces), 1)
-            pieces = [self.forward(named, as_input(piece)) for piece in x.split(largest, dim=1)]
-            return torch.cat(pieces, dim=1)
+                num_pieces = max(math.ceil(count / largest), 1)
+                largest = max(math.ceil(count / num_pieces), 1)
+            logits: list[Tensor] = []
+            for piece in x.split(largest, dim=1):
+                logits.append(self.forward(named, as_input(piece)))
+            return torch.cat(logits, dim=1)
 
-        return smaller_until_it_fits(in_pieces, largest) if x.is_cuda else in_pieces(largest)
+        if x.is_cuda:
+            return smaller_until_it_fits(in_pieces, largest)
+        return in_pieces(largest)
 
     def gradients(self, states: Tensor, x: Tensor, y: Tensor, sizes: Tensor) -> Tensor:
         """Return the gradients `[S, num_params]` of mean losses at states `[S, d]`.
@@ -285,7 +322,7 @@ class ManyModels:
             sizes: real examples of each state.  # [S]
         """
         named = self.layout.unpack(states)
-        leaves = []
+        leaves: list[Tensor] = []
         for entry in self.layout.params:
             leaf = named[entry.name].clone().requires_grad_()
             named[entry.name] = leaf
@@ -298,16 +335,18 @@ class ManyModels:
             tensors = [x, y, weights]
             if x.is_cuda:
                 largest, *tensors = in_even_pieces(largest, x, y, weights)
-            pieces = zip(*(tensor.split(largest, dim=1) for tensor in tensors), strict=True)
-            for piece_x, piece_y, piece_weights in pieces:
-                logits = self.forward(named, as_input(piece_x)).float()
-                losses = F.cross_entropy(logits.flatten(0, 1), piece_y.flatten(), reduction="none")
+            columns = [tensor.split(largest, dim=1) for tensor in tensors]
+            for piece_x, piece_y, piece_weights in zip(*columns, strict=True):
+                logits = self.forward(named, as_input(piece_x))
+                losses = example_losses(logits, piece_y).flatten()
                 weighted_loss = (losses * piece_weights.flatten()).sum()
                 gradients = torch.autograd.grad(weighted_loss, leaves)
-                total += torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
+                flat_gradients = [gradient.flatten(1) for gradient in gradients]
+                total += torch.cat(flat_gradients, dim=1)
             return total
 
-        gradients = smaller_until_it_fits(in_pieces, _examples_in_a_pass(x, GRADIENT_FACTOR))
+        largest = _examples_in_a_pass(x, GRADIENT_FACTOR)
+        gradients = smaller_until_it_fits(in_pieces, largest)
         for entry in self.layout.params:
             if entry.name in self.fixed:
                 gradients[:, entry.start : entry.stop] = 0
@@ -324,7 +363,12 @@ class StackedMany:
     def __call__(self, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return logits `[S, B, C]`."""
         with numerics(x.device, self.precision):
-            return self.stacked.forward(x, state, None, frozen=self.stacked.names)
+            return self.stacked.forward(
+                x,
+                state,
+                None,
+                frozen=self.stacked.names,
+            )
 
 
 def in_even_pieces(
@@ -336,11 +380,14 @@ def in_even_pieces(
     different sizes, whatever the number of clients and their examples. Padding has weight 0.
     """
     count = x.shape[1]
-    size = min(1 << (largest.bit_length() - 1), 1 << (count - 1).bit_length())
+    power_below_largest = 1 << (largest.bit_length() - 1)
+    power_above_count = 1 << (count - 1).bit_length()
+    size = min(power_below_largest, power_above_count)
     padding = -count % size
-    padded = []
+    padded: list[Tensor] = []
     for tensor in (x, y, weights):
-        zeros = tensor.new_zeros(len(tensor), padding, *tensor.shape[2:])
+        shape = (len(tensor), padding, *tensor.shape[2:])
+        zeros = tensor.new_zeros(shape)
         padded.append(torch.cat([tensor, zeros], dim=1))
     return size, padded[0], padded[1], padded[2]
 
@@ -357,30 +404,14 @@ def _examples_in_a_pass(x: Tensor, factor: int) -> int:
         limit = GPU_FLAT_EXAMPLES if x.dim() == 3 else GPU_EXAMPLES
         memory = torch.cuda.get_device_properties(x.device).total_memory
         usable = memory * torch.cuda.get_per_process_memory_fraction(x.device)
-        limit *= min(max(int(usable / SMALL_GPU), 1), LARGEST_GPU_FACTOR)
-    examples = limit // (factor * max(len(x), 1))
+        times_larger = max(int(usable / SMALL_GPU), 1)
+        limit *= min(times_larger, LARGEST_GPU_FACTOR)
+    num_states = max(len(x), 1)
+    examples = limit // (factor * num_states)
     if x.is_cuda and x.dim() == 5:  # images [S, n, C, H, W]
-        examples = min(examples, LARGEST_INDEX // (x.shape[3] * x.shape[4]))
+        pixels = x.shape[3] * x.shape[4]
+        examples = min(examples, LARGEST_INDEX // pixels)
     return max(examples, 1)
-
-
-def gradient_distance(
-    layout: Layout, gradients: Tensor, reference: Tensor, per_tensor: bool
-) -> Tensor:
-    """Return how far gradients `[..., num_params]` are from a reference one `[...]`.
-
-    Args:
-        layout: of the model.
-        gradients: the gradients.
-        reference: the gradient to compare with.  # [num_params]
-        per_tensor: sum the norms of all parameter tensors, as the authors of HA-EdgeFLow do; else
-            one norm of the whole difference.
-    """
-    difference = gradients - reference
-    if not per_tensor:
-        return difference.norm(dim=-1)
-    norms = [difference[..., e.start : e.stop].norm(dim=-1) for e in layout.params]
-    return torch.stack(norms).sum(0)
 
 
 @dataclass
@@ -396,10 +427,13 @@ class Reward:
         """Take in the newest proxy scores; returns the scalar and the per-class reward."""
         score = self.score(scores)
         newest = scores.per_class_f1.numpy()
-        previous = np.zeros_like(newest) if self.per_class is None else self.per_class.numpy()
+        previous = np.zeros_like(newest)
+        if self.per_class is not None:
+            previous = self.per_class.numpy()
         share = float(self.smoothing)  # a NumPy number would widen the arrays
         self.total = share * score + (1 - share) * self.total
-        self.per_class = torch.from_numpy(share * newest + (1 - share) * previous)
+        smoothed = share * newest + (1 - share) * previous
+        self.per_class = torch.from_numpy(smoothed)
         return self.total, self.per_class
 
     def score(self, scores: Scores) -> float:

@@ -56,8 +56,9 @@ class RunningTraining:
         trained = {}
         first = 0
         for group in self.groups:
-            jobs = slice(first, first + group.ids.shape[0])
-            first = jobs.stop
+            last = first + group.ids.shape[0]
+            jobs = slice(first, last)
+            first = last
             clients = TrainedClients(
                 ids=group.ids,
                 starts=group.starts,
@@ -66,7 +67,8 @@ class RunningTraining:
                 squared_loss=numbers[3, jobs],
             )
             if not all_finite:
-                clients = clients.pick(is_finite[jobs].nonzero().flatten())
+                finite_slots = is_finite[jobs].nonzero().flatten()
+                clients = clients.pick(finite_slots)
             trained[group.r] = clients
         return trained
 
@@ -88,9 +90,11 @@ def first_groups(
     for r, ids in ids_by_lane.items():
         method = lanes[r].method
         if method.schedule == "sequential":
-            groups.append(ClientGroup(r, ids[:1], states[r].expand(1, -1)))
+            starts = states[r].expand(1, -1)
+            groups.append(ClientGroup(r, ids[:1], starts))
         else:
-            groups.append(ClientGroup(r, ids, checked_starts(method.aggregator, states[r], ids)))
+            starts = checked_starts(method.aggregator, states[r], ids)
+            groups.append(ClientGroup(r, ids, starts))
     return groups
 
 
@@ -121,15 +125,24 @@ def train_in_turn(
     for r, ids in ids_by_lane.items():
         if lanes[r].method.schedule == "sequential":
             links[r] = [first[r]]
-            heads[r] = first[r].states[-1] if len(first[r].ids) else states[r]
+            heads[r] = states[r]
+            if len(first[r].ids):
+                heads[r] = first[r].states[-1]
             longest = max(longest, len(ids))
     for stage in range(1, longest):
         groups: list[ClientGroup] = []
         for r in links:
             ids = ids_by_lane[r]
             if stage < len(ids):
-                groups.append(ClientGroup(r, ids[stage : stage + 1], heads[r].expand(1, -1), stage))
-        for r, clients in launch(trainer, lanes, groups, client_rows).wait().items():
+                group = ClientGroup(
+                    r,
+                    ids=ids[stage : stage + 1],
+                    starts=heads[r].expand(1, -1),
+                    stage=stage,
+                )
+                groups.append(group)
+        training = launch(trainer, lanes, groups, client_rows)
+        for r, clients in training.wait().items():
             links[r].append(clients)
             if len(clients.ids):
                 heads[r] = clients.states[-1]
@@ -170,16 +183,24 @@ def _jobs(
     summary = JobsSummary(0, any_proximal=False, all_squared=True, any_special=False)
     for group in groups:
         lane = lanes[group.r]
+        goal = lane.method.objective
         ids = group.ids.tolist()
         clients.append((lane.population, ids))
-        keys += [rng.key(lane.seed, "train", lane.round_num, client) for client in ids]
         sizes += lane.population.sizes[group.ids].tolist()
-        goal = lane.method.objective
-        first_visit = lane.visits + group.stage
-        for i in range(len(ids)):
-            visits.append(first_visit + i if goal.block_cycle else -1)
-        job = (goal.proximal_mu, goal.proximal_squared, goal.distill, goal.temperature)
-        numbers += [job] * len(ids)
+        for client in ids:
+            keys.append(rng.key(lane.seed, "train", lane.round_num, client))
+        if goal.block_cycle:
+            first_visit = lane.visits + group.stage
+            visits += range(first_visit, first_visit + len(ids))
+        else:
+            visits += [-1] * len(ids)
+        job_numbers = (
+            goal.proximal_mu,
+            goal.proximal_squared,
+            goal.distill,
+            goal.temperature,
+        )
+        numbers += [job_numbers] * len(ids)
         summary = JobsSummary(
             most_rows=max(sizes),
             any_proximal=summary.any_proximal or goal.proximal_mu > 0,
@@ -187,11 +208,12 @@ def _jobs(
             any_special=summary.any_special or goal.block_cycle or goal.distill > 0,
         )
     # One transfer for each type; through NumPy, since torch.tensor is slow on lists.
-    integers = torch.from_numpy(np.array([start_rows, keys, sizes, visits], dtype=np.int64))
-    integers = integers.to(start_states.device, non_blocking=True)  # [4, J]
-    floats = torch.from_numpy(np.array(numbers, dtype=np.float32).T.copy())
-    floats = floats.to(start_states.device, non_blocking=True)  # [4, J]
-    return start_states, TrainingJobs(
+    device = start_states.device
+    integer_table = np.array([start_rows, keys, sizes, visits], dtype=np.int64)
+    integers = torch.from_numpy(integer_table).to(device, non_blocking=True)  # [4, J]
+    float_table = np.array(numbers, dtype=np.float32).T.copy()
+    floats = torch.from_numpy(float_table).to(device, non_blocking=True)  # [4, J]
+    jobs = TrainingJobs(
         start=integers[0],
         keys=integers[1],
         rows=client_rows.take(clients, integers[2], summary.most_rows),
@@ -203,6 +225,7 @@ def _jobs(
         visit=integers[3],
         precomputed=summary,
     )
+    return start_states, jobs
 
 
 def _starts(groups: Sequence[ClientGroup]) -> tuple[Tensor, list[int]]:
@@ -244,7 +267,10 @@ class ClientRows:
             populations: of all lanes.
             device: where they train.
         """
-        with_table = [one for one in populations if isinstance(one.rows, tuple)]
+        with_table: list[Population] = []
+        for population in populations:
+            if isinstance(population.rows, tuple):
+                with_table.append(population)
         if all(id(population) in self._begins for population in with_table):
             return
         self._begins.clear()
@@ -275,13 +301,18 @@ class ClientRows:
             width: n, the largest of the sizes.
         """
         if not all(id(population) in self._begins for population, _ in clients):
-            rows = [population.rows[client] for population, ids in clients for client in ids]
+            rows: list[Tensor] = []
+            for population, ids in clients:
+                for client in ids:
+                    rows.append(population.rows[client])
             return pad_sequence(rows, batch_first=True).to(sizes.device)
         first_rows: list[int] = []
         for population, ids in clients:
             begins = self._begins[id(population)][1]
             first_rows += [begins[client] for client in ids]
-        firsts = torch.from_numpy(np.array(first_rows, dtype=np.int64))
+        first_cells = torch.from_numpy(np.array(first_rows, dtype=np.int64))
+        first_cells = first_cells.to(sizes.device, non_blocking=True)
         columns = torch.arange(width, device=sizes.device)
-        cells = firsts.to(sizes.device, non_blocking=True)[:, None] + columns  # [J, n]
-        return self._rows[cells].masked_fill(columns >= sizes[:, None], 0)
+        rows_of_clients = self._rows[first_cells[:, None] + columns]  # [J, n]
+        is_padding = columns >= sizes[:, None]
+        return rows_of_clients.masked_fill(is_padding, 0)
