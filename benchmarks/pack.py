@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedglimpse.cli.bench import Stopwatch, random_data, watch_round
+from fedglimpse.cli.timing import Stopwatch, random_data, watch_round
 from fedglimpse.federation.devices import pick_device
 from fedglimpse.runs.build import WorldSetup, world_of
 from fedglimpse.runs.provenance import code

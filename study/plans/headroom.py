@@ -49,7 +49,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglimpse.cli.bench import report
+from fedglimpse.cli.timing import report
 from fedglimpse.config.loading import load
 from fedglimpse.config.schema import Config
 from fedglimpse.federation.aggregation import TemporalWindow

@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedglimpse.agent.config import PRESETS
-from fedglimpse.cli import bench
+from fedglimpse.cli import timing
 from fedglimpse.cli.main import app
 from fedglimpse.runs.experiment import run
 from fedglimpse.runs.progress import TRACE, Profiled, Silent
@@ -28,7 +28,7 @@ def call(*words: str) -> Result:
 
 
 def test_time_inside_a_phase_is_not_counted_for_the_phase_around_it() -> None:
-    stopwatch = bench.Stopwatch(torch.device("cpu"))
+    stopwatch = timing.Stopwatch(torch.device("cpu"))
     times = iter([10.0, 12.0, 17.0, 18.0])  # outer begins, inner begins, inner ends, outer ends
     stopwatch.now = lambda: next(times)  # type: ignore[method-assign]
     with stopwatch.phase("outer"), stopwatch.phase("inner"):
@@ -46,11 +46,11 @@ def test_every_phase_of_a_round_is_timed(tmp_path: Path) -> None:
     assert content["device"]
     assert (result["lanes"], result["dataset"]) == (2, "digits")
     assert result["ms_per_lane_round"] > 0
-    assert set(result["share"]) == {*bench.PHASES, "other"}
+    assert set(result["share"]) == {*timing.PHASES, "other"}
     assert sum(result["share"].values()) == pytest.approx(1, abs=0.01)
-    assert all(result["share"][phase] > 0 for phase in bench.PHASES)
+    assert all(result["share"][phase] > 0 for phase in timing.PHASES)
     head = next(line for line in output.output.splitlines() if line.startswith("dataset"))
-    for column in ("ms per lane round", "tflops in training", *bench.PHASES):
+    for column in ("ms per lane round", "tflops in training", *timing.PHASES):
         assert column in head
 
 

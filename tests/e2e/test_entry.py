@@ -35,16 +35,24 @@ def python(*words: str, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedP
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("module", ["fedglimpse.cli.main", "numpy.dtypes", "torch", "rich.table"])
-def test_ctrl_c_while_importing_is_one_word(module: str) -> None:
-    done = python("-c", INTERRUPTED, module, "default_int_handler", "methods")
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("fedglimpse.cli.main", "methods"),
+        ("rich.table", "methods"),
+        ("numpy.dtypes", "doctor"),
+        ("torch", "doctor"),
+    ],
+)
+def test_ctrl_c_while_importing_is_one_word(module: str, command: str) -> None:
+    done = python("-c", INTERRUPTED, module, "default_int_handler", command)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
-    done = python("-c", INTERRUPTED, "torch", "SIG_IGN", "methods")
+    done = python("-c", INTERRUPTED, "torch", "SIG_IGN", "doctor")
     assert done.returncode == 0, done.stderr
-    assert "fedavg" in done.stdout
+    assert "torch" in done.stdout
 
 
 def test_the_version_is_printed_without_torch() -> None:

@@ -14,7 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 from rl_fakes import C, D, config, outcome, view
 
-from fedglimpse.cli import bench
+from fedglimpse.cli import timing
 from fedglimpse.config.loading import resolve
 from fedglimpse.data import sources
 from fedglimpse.federation import models as nets
@@ -43,9 +43,9 @@ EARLY_LEARNING = {"agent.learn_start": 4, "agent.epsilon_decay": 0.05}
 
 def noise_rounds(name: str, seeds: list[int], rounds: int) -> list[dict[str, Any]]:
     """Run glimpse on noise of a dataset's shape; returns all records."""
-    settings = bench.settings(name, 1, "cuda", "fp32", "auto").flat()
+    settings = timing.settings(name, 1, "cuda", "fp32", "auto").flat()
     settings = {key: value for key, value in settings.items() if not key.startswith("options")}
-    world, _ = bench.noise_world(resolve({**settings, **EARLY_LEARNING, "seeds": seeds}))
+    world, _ = timing.noise_world(resolve({**settings, **EARLY_LEARNING, "seeds": seeds}))
     selectors = selectors_of(world)
     records = []
     for _ in range(rounds):

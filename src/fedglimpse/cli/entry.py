@@ -1,4 +1,8 @@
-"""Where the command begins: everything that has to happen before torch, which is slow to import."""
+"""Where the command begins, and how it imports torch: late, because that is slow.
+
+`--version`, help, `fedglimpse methods` and every mistake in what was typed are answered without
+torch. A command imports it inside `importing()` once nothing is wrong with its words.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import io
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from fedglimpse.version import VERSION
@@ -18,17 +23,13 @@ SIMILAR = {"−": "-", "–": "-", "±": "+-", "≤": "<=", "≥": ">="}  # a lo
 
 
 def main() -> None:
-    """Run the command line; --version answers without importing torch."""
+    """Run the command line; --version answers without importing anything else."""
     replace_unencodable_characters()
     if sys.argv[1:] == ["--version"]:
         print(f"fedglimpse {VERSION}")
         return
-    previous_handler = signal.getsignal(signal.SIGINT)
-    if previous_handler is signal.default_int_handler:  # it may be ignored, as under nohup
-        signal.signal(signal.SIGINT, stop_at_once)
-    from fedglimpse.cli.main import main as run_command_line
-
-    signal.signal(signal.SIGINT, previous_handler)
+    with importing():
+        from fedglimpse.cli.main import main as run_command_line
     try:
         run_command_line()
     except KeyboardInterrupt:
@@ -36,12 +37,24 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def stop_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process on Ctrl-C during imports, when there is nothing to clean up.
+@contextmanager
+def importing() -> Iterator[None]:
+    """Let Ctrl-C end the process at once while the block imports something slow.
 
     A KeyboardInterrupt would not do: NumPy and torch catch it in the middle of their imports and
     fail with errors of their own.
     """
+    previous_handler = signal.getsignal(signal.SIGINT)
+    if previous_handler is signal.default_int_handler:  # it may be ignored, as under nohup
+        signal.signal(signal.SIGINT, stop_at_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)
+
+
+def stop_at_once(number: int, frame: FrameType | None) -> None:
+    """End the process with one word; there is nothing to clean up."""
     with suppress(OSError):
         os.write(2, STOPPED.encode())
     os._exit(INTERRUPTED)

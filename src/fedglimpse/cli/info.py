@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
 
+from fedglimpse.cli.entry import importing
 from fedglimpse.cli.options import PlainCommand
 from fedglimpse.config.schema import config_schema
-from fedglimpse.data import download, sources
 from fedglimpse.data.config import DATASETS
 from fedglimpse.methods.descriptions import as_json as descriptions_json
 from fedglimpse.methods.descriptions import descriptions
-from fedglimpse.runs.provenance import environment
 
 data_app = typer.Typer(
     help="Datasets: which are available, and how to download them.",
@@ -63,6 +62,8 @@ def schema() -> None:
 
 def doctor() -> None:
     """Show versions, devices and datasets of this installation."""
+    with importing():
+        from fedglimpse.runs.provenance import environment
     for name, value in environment().items():
         typer.echo(f"{name:12} {value}")
     data_status()
@@ -71,6 +72,8 @@ def doctor() -> None:
 @data_app.command("status", cls=PlainCommand)
 def data_status() -> None:
     """Show which datasets are present, where, and whether their files are intact."""
+    with importing():
+        from fedglimpse.data import sources
     typer.echo(f"data directory: {sources.data_directory()}")
     for name in DATASETS:
         status = sources.status(name)
@@ -92,6 +95,8 @@ def data_fetch(
     ] = None,
 ) -> None:
     """Download a dataset from its official address into the data directory."""
+    with importing():
+        from fedglimpse.data import download
     bar = Progress(
         "{task.description}",
         BarColumn(),

@@ -16,9 +16,12 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from fedglimpse.cli.entry import importing
+from fedglimpse.config.checks import check
 from fedglimpse.config.loading import load
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
+from fedglimpse.methods import registry
 
 TABLE_WIDTH = 150  # a narrower terminal wraps lines, but not inside a cell
 SIMILAR_ENOUGH = 0.8  # an option is taken for a misspelt setting from this similarity on
@@ -136,9 +139,25 @@ def without_names(words: Sequence[str]) -> tuple[list[Path], list[str]]:
 def load_config(
     files: Sequence[Path], settings: Sequence[str], defaults: Mapping[str, Any] | None = None
 ) -> Config:
-    """Read at most one file and the settings, which override it; `defaults` come last."""
+    """Read at most one file and the settings, which override it; `defaults` come last.
+
+    Raises:
+        UserError: for whatever is wrong with them.
+    """
     if len(files) > 1:
         raise UserError(
             f"There are two TOML files, {files[0]} and {files[1]}: name one.", key="FILE"
         )
-    return load(files[0] if files else None, settings, defaults)
+    config = load(files[0] if files else None, settings, defaults)
+    check(config)
+    with importing():  # a user's own method, which may import torch
+        registry.check_name(config.method)
+    return config
+
+
+def check_target(target: float | None) -> None:
+    """Raise UserError if `--target` is not an accuracy."""
+    if target is not None and not 0 < target <= 1:
+        raise UserError(
+            f"--target {target} is not an accuracy: give a share such as 0.8.", key="--target"
+        )

@@ -9,17 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedglimpse.cli.options import TABLE_WIDTH
+from fedglimpse.cli.entry import importing
+from fedglimpse.cli.options import TABLE_WIDTH, check_target
 from fedglimpse.errors import UserError
-from fedglimpse.runs.folder import write_atomically, writing
-from fedglimpse.studies.report.analysis import Options, Results, analyse, check_target
-from fedglimpse.studies.report.page import page
-from fedglimpse.studies.report.tables import cells_csv, latex, rows_csv, show
-from fedglimpse.studies.results.load import load_study
-from fedglimpse.studies.results.stored import write_study
-from fedglimpse.theory.panel import FILE, measure_run, read_panel
-from fedglimpse.theory.rank import comparison_text
-from fedglimpse.theory.text import panel_text
 
 
 def report(
@@ -45,6 +37,11 @@ def report(
             f"There is no {path}: name a folder of results or a study.json.gz.", key="PATH"
         )
     check_target(target)
+    with importing():
+        from fedglimpse.studies.report.analysis import Options, analyse
+        from fedglimpse.studies.report.files import write_report
+        from fedglimpse.studies.report.tables import show
+        from fedglimpse.studies.results.load import load_study
     results = analyse(load_study(path), Options(control, target, paper))
     if all(row.spread is None and not row.to_target for row in results.rows):
         raise UserError(
@@ -59,19 +56,6 @@ def report(
     write_report(results, folder)
     show(results, Console(width=max(Console().width, TABLE_WIDTH)))
     typer.echo(f"\npage: {folder / 'report.html'}")
-
-
-def write_report(results: Results, folder: Path) -> None:
-    """Write every file of a report."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is a file: name a folder.", key="--out")
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "report.html", page(results))
-        write_atomically(folder / "results.csv", rows_csv(results))
-        write_atomically(folder / "seeds.csv", cells_csv(results))
-        write_atomically(folder / "results.tex", latex(results))
-        write_study(results.study, folder / "study.json.gz")
 
 
 def theory(
@@ -97,6 +81,10 @@ def theory(
             key="--examples",
         )
     folders = run_folders(runs)
+    with importing():
+        from fedglimpse.theory.panel import FILE, measure_run, read_panel
+        from fedglimpse.theory.rank import comparison_text
+        from fedglimpse.theory.text import panel_text
     panels = []
     for folder in folders:
         if reuse and (folder / FILE).exists():

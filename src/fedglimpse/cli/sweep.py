@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedglimpse.cli.entry import importing
 from fedglimpse.config.loading import parse_overrides
 from fedglimpse.errors import UserError
-from fedglimpse.studies.sweep import local
 from fedglimpse.studies.sweep.plan import read_plan
-from fedglimpse.studies.sweep.runner import Engine, SweepOptions, SweepOutcome, run_sweep
+
+if TYPE_CHECKING:
+    from fedglimpse.studies.sweep.runner import Engine, SweepOutcome
 
 SHOWN_FAILURES = 10
+
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Folder for the results; default: runs/FILE.")
+]
 
 
 def sweep(
     file: Annotated[Path, typer.Argument(help="A sweep file, such as examples/quick.toml.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the results; default: runs/FILE.")
-    ] = None,
+    out: Out = None,
     budget: Annotated[
         float | None, typer.Option(help="Stop cleanly before so many seconds have passed.")
     ] = None,
@@ -61,17 +65,20 @@ def sweep(
     The same command resumes a sweep that was stopped, on another machine too.
     """
     folder = out or Path("runs") / file.stem
+    most_lanes = read_lanes(lanes)
+    plan = read_plan(file, smoke)
+    with importing():
+        from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
     options = SweepOptions(
         only=only or (),
         budget=budget,
-        lanes=read_lanes(lanes),
+        lanes=most_lanes,
         extra=parse_overrides(settings or ()),
         reuse=reuse or (),
         without=without or (),
         retry_failed=retry_failed,
         quiet=quiet,
     )
-    plan = read_plan(file, smoke)
     outcome = run_sweep(plan, folder, options, engine_of(engine, address, gpus, cpus))
     show_outcome(outcome, folder)
 
@@ -79,6 +86,8 @@ def sweep(
 def engine_of(engine: str, address: str, gpus: float | None, cpus: float) -> Engine:
     """Return the function that runs packs, here or on a cluster."""
     if engine == "local":
+        from fedglimpse.studies.sweep import local  # not above, because it imports torch
+
         return local.run_packs
     if engine != "ray":
         raise UserError(f"--engine {engine} is unknown: use local or ray.", key="--engine")

@@ -42,6 +42,8 @@ MODULES: dict[str, str] = {
     "palit": "palit",
 }
 
+WITH_AGENT = "glimpse"  # the method that `agent.*` belongs to, and whose agent can be pretrained
+
 
 def check_name(name: str) -> None:
     """Raise UserError for a name that is no method's, or a user's own that cannot be loaded."""

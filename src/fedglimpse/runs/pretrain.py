@@ -19,13 +19,13 @@ from fedglimpse.agent.pretraining import PooledMemories
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import require
 from fedglimpse.methods.glimpse import GlimpseSelector
+from fedglimpse.methods.registry import WITH_AGENT
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.progress import Listener, Silent
 from fedglimpse.runs.rounds import run_round, selectors_of
 from fedglimpse.runs.summary import Estimate
 from fedglimpse.simulation.world import Lane
 
-METHOD = "glimpse"  # the method whose agent is pretrained
 HELD_OUT_EVERY = 8  # of so many seeds one is held out, and one of fewer
 
 
@@ -150,8 +150,8 @@ def check(config: Config, first: Config) -> None:
     """Raise UserError for settings that allow no pretraining, or differ between federations."""
     agent = config.agent
     require(
-        config.method == METHOD,
-        f"method={config.method} has no policy to pretrain: use method={METHOD}.",
+        config.method == WITH_AGENT,
+        f"method={config.method} has no policy to pretrain: use method={WITH_AGENT}.",
         key="method",
     )
     for name, value in asdict(agent).items():

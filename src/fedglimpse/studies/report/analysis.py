@@ -157,14 +157,6 @@ def analyse(study: Study, options: Options | None = None) -> Results:
     )
 
 
-def check_target(target: float | None) -> None:
-    """Raise UserError if `--target` is not an accuracy."""
-    if target is not None and not 0 < target <= 1:
-        raise UserError(
-            f"--target {target} is not an accuracy: give a share such as 0.8.", key="--target"
-        )
-
-
 def _control(study: Study, options: Options) -> str | None:
     variants = study.variants
     name = options.control or study.control
