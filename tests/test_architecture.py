@@ -102,6 +102,41 @@ def test_imports_point_one_way() -> None:
     assert not forbidden
 
 
+def files_of(module: str) -> set[Path]:
+    """Return the files that importing a module of the package runs, itself and its packages."""
+    parts = module.split(".")[1:]
+    files: set[Path] = set()
+    for length in range(len(parts) + 1):
+        place = SOURCE.joinpath(*parts[:length])
+        files |= {place / "__init__.py", place.with_suffix(".py")} & set(FILES)
+    return files
+
+
+def imported_at_the_top(path: Path) -> set[str]:
+    """Return the modules that a file imports when it is imported itself."""
+    modules: set[str] = set()
+    for node in tree_of(path).body:
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
+
+
+def test_the_command_line_is_read_without_torch() -> None:
+    """Help and mistakes are answered at once, see `cli/entry.py`."""
+    waiting = [SOURCE / "cli" / "main.py"]
+    followed: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        followed.add(path)
+        for module in imported_at_the_top(path):
+            assert module.split(".")[0] != "torch", f"{name_of(path)} imports torch"
+            if module.startswith("fedglimpse"):
+                waiting += files_of(module) - followed
+    assert SOURCE / "config" / "checks.py" in followed
+
+
 def test_files_and_functions_are_short() -> None:
     long: list[str] = []
     for path in [*FILES, *TOOLS]:
