@@ -102,8 +102,8 @@ def test_one_visible_client() -> None:
 def test_history_is_not_constant_after_three_rounds() -> None:
     agent = selector()
     play(agent, range(3))
-    sketches, exist = agent.agents.history.window()
-    shown = standardised(sketches, *agent.agents.scale.numbers())[exist]
+    history = agent.agents.history
+    shown = standardised(history.sketches, *agent.agents.scale.numbers())[history.exists]
     assert len(shown) == 3
     assert shown.std(dim=0).min() > 0.1
 

@@ -22,8 +22,9 @@ def test_history_holds_the_last_rounds_newest_last() -> None:
     seen = []
     for t in range(5):
         history.push(1, torch.tensor([float(t)]), t)
-        sketches, mask = (tensor[1] for tensor in history.window())
-        seen.append([s if m else None for s, m in zip(sketches[:, 0].tolist(), mask, strict=True)])
+        sketches = history.sketches[1, :, 0].tolist()
+        exists = history.exists[1]
+        seen.append([s if e else None for s, e in zip(sketches, exists, strict=True)])
     assert seen == [[None, None, 0], [None, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
 
 
@@ -32,7 +33,7 @@ def test_looking_twice_at_a_round_counts_once() -> None:
     assert history.push(1, torch.tensor([1.0]), 0)
     assert history.push(1, torch.tensor([2.0]), 1)
     assert not history.push(1, torch.tensor([5.0]), 1)
-    assert history.window()[0][1, :, 0].tolist() == [0.0, 1.0, 5.0]
+    assert history.sketches[1, :, 0].tolist() == [0.0, 1.0, 5.0]
 
 
 def shown(scale: RunningScale, rows: torch.Tensor) -> torch.Tensor:
@@ -94,9 +95,9 @@ def test_zscore_by_hand_and_constant_columns() -> None:
 
 def test_features_of_every_input() -> None:
     seen = view(0)
-    assert features_of([seen], "grad", False)[0].equal(seen.reports["delta_sketch"])
-    assert features_of([seen], "abs", False)[0].equal(seen.reports["sketch"])
-    scalars = features_of([seen], "scalar", False)[0]
+    assert features_of(seen, "grad", False).equal(seen.reports["delta_sketch"])
+    assert features_of(seen, "abs", False).equal(seen.reports["sketch"])
+    scalars = features_of(seen, "scalar", False)
     assert scalars[:, 2].tolist() == seen.sizes.tolist()
     assert scalars.shape == (5, 3)
 
@@ -105,13 +106,16 @@ def test_a_client_that_diverged_does_not_spoil_the_others() -> None:
     seen = view(0)
     broken = seen.reports["delta_sketch"].clone()
     broken[2] = torch.tensor([torch.nan, torch.inf, *[1.0] * (D - 2)])
-    rows = features_of([replace(seen, reports={"delta_sketch": broken})], "grad", True)[0]
+    rows = features_of(replace(seen, reports={"delta_sketch": broken}), "grad", True)
     assert rows.isfinite().all()
 
 
-def test_features_of_several_views_are_those_of_each() -> None:
-    for sizes in ((5, 5, 5), (5, 3, 1)):
-        views = [view(t, visible) for t, visible in enumerate(sizes)]
-        each = [features_of([one], "probed", True)[0] for one in views]
-        together = features_of(views, "probed", True)
-        assert all(torch.equal(a, b) for a, b in zip(each, together, strict=True))
+def test_a_history_goes_on_where_it_was_saved() -> None:
+    one, other = (History(2, length=3, dim=1) for _ in range(2))
+    for t in range(6):
+        one.push(1, torch.tensor([float(t)]), t)
+        other.load_state_dict(1, one.state_dict(1))
+        assert not other.push(1, torch.tensor([float(t)]), t)  # the same round again
+        assert torch.equal(one.sketches, other.sketches)
+        assert torch.equal(one.exists, other.exists)
+    assert not one.exists[0].any()

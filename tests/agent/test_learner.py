@@ -6,7 +6,7 @@ import torch
 from rl_fakes import C, D, N, config
 
 from fedglimpse.agent.config import AgentSizes
-from fedglimpse.agent.learner import AgentLearner, class_scores, set_value, top_members
+from fedglimpse.agent.learner import CLASS_SCORES, AgentLearner, set_value, top_members
 
 
 def learner(**changes: object) -> AgentLearner:
@@ -34,8 +34,8 @@ def test_top_k_never_takes_padding_and_copes_with_fewer_than_k() -> None:
 
 def test_per_class_q_ranks_clients_by_the_rule() -> None:
     q = torch.tensor([[[9.0, 0.0], [4.0, 4.0], [1.0, 1.0]]])  # [B, V, C]
-    assert class_scores(q, "mean").tolist() == [[4.5, 4.0, 1.0]]
-    assert class_scores(q, "min").tolist() == [[0.0, 4.0, 1.0]]
+    assert CLASS_SCORES["mean"](q, dim=2).tolist() == [[4.5, 4.0, 1.0]]
+    assert CLASS_SCORES["min"](q, dim=2).tolist() == [[0.0, 4.0, 1.0]]
 
 
 def test_targets_start_as_copies_that_do_not_share_memory() -> None:

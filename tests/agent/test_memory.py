@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import io
+from typing import NamedTuple
 
 import torch
 
 from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.inputs import Observation
-from fedglimpse.agent.memory import NextRounds, NStepBatch, ReplayMemory, Round, Sampled
+from fedglimpse.agent.memory import NStepBatch, ReplayMemory, Round, Sampled
 
 REWARDS = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+
+
+class NextRounds(NamedTuple):
+    """What transitions lead to."""
+
+    obs: Observation
+    k: torch.Tensor
 
 
 class OneLane:
@@ -41,9 +49,11 @@ class OneLane:
         width = int(self.memory.visible.max())
         sampled = self.sampled(list(entries))
         batch = self.memory.gather(sampled, width)
-        later = self.memory.gather_next(sampled, width)
+        later = sampled._replace(entries=sampled.entries + self.memory.config.n_step)
+        later_obs = self.memory.observe(later, width)
+        (k,) = self.memory.rows_of(later.lanes, later.entries, "k")
         without = NStepBatch(first_lane(batch.obs), *(tensor[0] for tensor in batch[1:]))
-        return without, NextRounds(first_lane(later.obs), later.k[0])
+        return without, NextRounds(first_lane(later_obs), k[0])
 
 
 def first_lane(obs: Observation) -> Observation:
@@ -72,7 +82,7 @@ def filled(rounds: int, store: OneLane) -> OneLane:
 def test_three_step_return_by_hand() -> None:
     batch, later = filled(7, OneLane()).gather(0, 3)
     # 1 + .9 * 2 + .81 * 3 = 5.23 and 4 + .9 * 5 + .81 * 6 = 13.36
-    torch.testing.assert_close(batch.returns, torch.tensor([5.23, 13.36]))
+    torch.testing.assert_close(batch.returns, torch.tensor([[5.23], [13.36]]))
     assert later.obs.clients[:, 0, 0].tolist() == [3.0, 6.0]
     assert later.k.tolist() == [4, 7]
     assert batch.chosen.tolist() == [[True, False]] * 2
@@ -89,7 +99,7 @@ def test_wrap_around_by_hand() -> None:
     assert replay.starts() == [2, 3, 4]
     batch, later = replay.gather(2, 3)
     # 3 + .9 * 4 + .81 * 5 = 10.65 and 4 + .9 * 5 + .81 * 6 = 13.36
-    torch.testing.assert_close(batch.returns, torch.tensor([10.65, 13.36]))
+    torch.testing.assert_close(batch.returns, torch.tensor([[10.65], [13.36]]))
     assert batch.obs.history_mask.tolist() == [[False, False, True], [False, True, True]]
     assert later.obs.history[:, :, 0].tolist() == [[30.0, 40.0, 50.0], [40.0, 50.0, 60.0]]
     assert later.obs.history_mask.all()

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from rl_fakes import C, D, config, network, observation, one_lane
+from rl_fakes import C, D, N, config, network, observation, one_lane
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedglimpse.agent.config import AgentSizes
 from fedglimpse.agent.flops import forward_flops
 from fedglimpse.agent.inputs import Observation
 from fedglimpse.agent.network import Attention
@@ -28,8 +29,10 @@ def named(changes: dict[str, Any]) -> str:
 
 
 def q_of(obs: Observation, **changes: Any) -> torch.Tensor:
+    """Return Q `[B, V]`, or `[B, V, C]` per class."""
     with torch.no_grad():
-        return network(**changes)(one_lane(obs))[0][0]
+        q, _ = network(**changes)(one_lane(obs))
+    return q[0] if changes.get("q_output") == "per_class" else q[0].squeeze(2)
 
 
 def pad(obs: Observation, slots: int, rounds: int = 0) -> Observation:
@@ -170,10 +173,8 @@ def test_flops_agree_with_torchs_counter(changes: dict[str, Any]) -> None:
     net, obs = network(**changes), observation(sets=3, visible=5)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net(one_lane(obs))
-    outputs = C if changes.get("q_output") == "per_class" else 1
-    counted = forward_flops(
-        replace(config(), **changes), features=D, sketch_dim=D, outputs=outputs, sets=3, visible=5
-    )
+    sizes = AgentSizes(D, C, N)
+    counted = forward_flops(replace(config(), **changes), sizes, sets=3, visible=5)
     assert counted == pytest.approx(counter.get_total_flops(), rel=0.05)
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from rl_fakes import play, selector
+from rl_fakes import outcome, play, selector, view
 from torch import Tensor
 
-from fedglimpse.agent.reward import Shaping
+
+class Shaping:
+    """What an agent that learns from changes makes of the rewards of its rounds."""
+
+    def __init__(self, gamma: float, classes: int = 1) -> None:
+        q_output = "scalar" if classes == 1 else "per_class"
+        self.agent = selector(reward="change", gamma=gamma, q_output=q_output)
+        self.outcome = outcome(view(0), torch.tensor([0]))
+
+    def __call__(self, reward: Tensor) -> Tensor:
+        """Return the shaped reward of the round after the last one."""
+        result = replace(self.outcome, reward=float(reward[0]), reward_per_class=reward)
+        return self.agent._reward(result)
 
 
 def rewards(rounds: int = 12, classes: int = 1) -> Tensor:
@@ -19,7 +33,7 @@ def rewards(rounds: int = 12, classes: int = 1) -> Tensor:
 @pytest.mark.parametrize("classes", [1, 3])
 def test_n_shaped_steps_are_n_steps_and_two_potentials(gamma: float, n: int, classes: int) -> None:
     plain = rewards(classes=classes)
-    shaping = Shaping(gamma)
+    shaping = Shaping(gamma, classes)
     shaped = torch.stack([shaping(reward) for reward in plain])
     before = torch.cat([torch.zeros(1, classes), plain])  # r^{t-1}
     potential = before / (1 - gamma)
@@ -46,7 +60,7 @@ def test_shaping_orders_actions_as_before() -> None:
     for state in range(states):
         for action in range(actions):
             shaping = Shaping(gamma)
-            shaping.last = levels[state : state + 1]
+            shaping.agent.last_reward = levels[state : state + 1]
             shaped.append(shaping(levels[leads[state, action]][None]))
     plain, other = values(levels[leads]), values(torch.cat(shaped).view(states, actions))
     assert torch.allclose(plain - other, (levels / (1 - gamma))[:, None].expand(-1, actions))

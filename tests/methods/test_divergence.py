@@ -107,9 +107,9 @@ def test_one_client_beyond_measure_is_shown_as_zero(huge: float) -> None:
     sketches = torch.eye(4)[:3]
     sketches[1, 0] = huge
     seen = fakes.view(ids=[0, 1, 2], reports={"delta_sketch": sketches})
-    shown = features_of([seen], "grad", standardise=False)[0]
+    shown = features_of(seen, "grad", standardise=False)
     assert shown[1].tolist() == [0, 1, 0, 0]
-    assert features_of([seen], "grad", standardise=True)[0].abs().max() < LARGEST
+    assert features_of(seen, "grad", standardise=True).abs().max() < LARGEST
     for selector in (Herd(), Diverse()):
         assert len(set(selector.select(seen, 2).slots.tolist())) == 2
 

@@ -193,7 +193,7 @@ class PlainAgent:
     def look(self, view: View) -> tuple[Seen, Tensor]:
         """Take in a view; return what was seen and the scores of the clients `[V]`."""
         self.sketches.append(finite(view.server["global_sketch"].float()))
-        features = features_of([view], self.config.input, self.config.standardise)[0]
+        features = features_of(view, self.config.input, self.config.standardise)
         window = torch.stack(self.sketches[-self.config.history - 1 :])
         seen = Seen(features, view.ids, self.standardised(window))
         with torch.no_grad():

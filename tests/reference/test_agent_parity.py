@@ -85,11 +85,9 @@ def test_lanes_equal_plain_agents(changes: dict[str, Any]) -> None:
 
 def peeked(one: GlimpseSelector, result: Any) -> Any:
     """Return the round that the selector is about to remember, and leave the selector as it is."""
-    before = one._pending, one.step, None if one.shaping is None else one.shaping.state_dict()
+    before = one._pending, one.step, one.last_reward
     item, _ = one.finish_round(result)
-    one._pending, one.step = before[0], before[1]
-    if one.shaping is not None and before[2] is not None:
-        one.shaping.load_state_dict(before[2])
+    one._pending, one.step, one.last_reward = before
     return item
 
 
@@ -120,8 +118,9 @@ def test_one_update_equals_the_plain_one(changes: dict[str, Any]) -> None:
     sketches = twin.standardised(agents.memory.rows["sketch"][0])[None]
     sampled = Sampled(torch.zeros(1, 1, dtype=torch.int64), entries, torch.tensor([[0]]), sketches)
     batch = agents.memory.gather(sampled, width=9)
-    later = agents.memory.gather_next(sampled, width=9)
-    future = agents.learner.future(later)
+    later = sampled._replace(entries=entries + one.config.n_step)
+    (k,) = agents.memory.rows_of(later.lanes, later.entries, "k")
+    future = agents.learner.future(agents.memory.observe(later, width=9), k)
     targets = batch.returns + one.config.gamma**one.config.n_step * future
     q = agents.learner.online(batch.obs)[0][0].detach()
     plain_targets = {entry: twin.target_of(entry) for entry in entries[0].tolist()}

@@ -66,7 +66,7 @@ class AgentConfig:
     # Learning.
     reward: str = setting(
         "level",
-        "learn from the score itself, or from its change: see `agent/reward.py`",
+        "learn from the score itself, or from its change: see `docs/methods/glimpse.md`",
         choices=("level", "change"),
     )
     n_step: int = setting(5, "rewards in a target before bootstrapping", at_least=1)

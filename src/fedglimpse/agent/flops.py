@@ -1,33 +1,32 @@
-"""What the agent costs the server, counted from shapes: 2 FLOPs per multiply-add of a product."""
+"""What the agent costs the server, counted from shapes: 2 FLOPs per multiply-add of a product.
+
+A run meets few sizes of visible sets, so every count is made once and remembered.
+"""
 
 from __future__ import annotations
 
-from fedglimpse.agent.config import AgentConfig
+from functools import cache
+
+from fedglimpse.agent.config import AgentConfig, AgentSizes
 
 
-def forward_flops(
-    config: AgentConfig,
-    *,
-    features: int,
-    sketch_dim: int,
-    outputs: int,
-    sets: int,
-    visible: int,
-) -> int:
+@cache
+def forward_flops(config: AgentConfig, sizes: AgentSizes, sets: int, visible: int) -> int:
     """Count one forward pass of the Q-network.
 
     Args:
         config: the architecture.
-        features: F of a client.
-        sketch_dim: D.
-        outputs: Q-values per client, 1 or C.
+        sizes: the sizes that it does not say.
         sets: B, visible sets in the batch.
         visible: V, padding included.
     """
     d = config.d_token
     length = config.history + 1
     clients = sets * visible
-    total = clients * features * d + sets * length * sketch_dim * d  # the encoder
+    outputs = sizes.outputs(config)
+    client_tokens = clients * sizes.features(config) * d
+    global_tokens = sets * length * sizes.sketch_dim * d
+    total = client_tokens + global_tokens
     if config.spatial_attention:
         total += _attention(d, sets, visible, visible)
     if config.temporal_attention:
@@ -44,14 +43,21 @@ def forward_flops(
 
 def _attention(d: int, sets: int, rows: int, context: int) -> int:
     """Multiply-adds of one attention layer: projections, scores, weighted sum."""
-    return sets * (rows * d * d + context * 2 * d * d + 2 * rows * context * d)
+    projections = rows * d * d + context * 2 * d * d
+    scores_and_sum = 2 * rows * context * d
+    return sets * (projections + scores_and_sum)
 
 
-def update_flops(current: int, later: int) -> int:
-    """Count one mini-batch from its forward costs: a backward pass is twice its forward.
+@cache
+def update_flops(config: AgentConfig, sizes: AgentSizes, visible: int, visible_later: int) -> int:
+    """Count what one transition of a mini-batch costs.
 
     Args:
-        current: forward cost of the observations that are learnt from.
-        later: forward cost of the next observations, read by both networks.
+        config: the architecture.
+        sizes: the sizes that it does not say.
+        visible: V of the observation that is learnt from; a backward pass is twice its forward.
+        visible_later: V of the next observation, which both networks read.
     """
-    return 3 * current + 2 * later
+    now = forward_flops(config, sizes, 1, visible)
+    later = forward_flops(config, sizes, 1, visible_later)
+    return 3 * now + 2 * later

@@ -6,7 +6,6 @@ R for lanes: federations whose agents work side by side, each with its own netwo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,8 @@ from fedglimpse.types import View
 
 LARGEST = 1e6  # of a feature as it is reported
 LIMIT = 10.0  # standardised values beyond this many deviations are cut
+SMALLEST_DEVIATION = 1e-30  # of a feature that varies: keeps a division finite
+CONSTANT = 1e-12  # a coordinate of sketches that deviates less does not vary
 
 
 class Observation(NamedTuple):
@@ -30,28 +31,22 @@ class Observation(NamedTuple):
     history_mask: Tensor  # [R, B, H+1] True where the round exists
 
 
-def features_of(views: Sequence[View], kind: str, standardise: bool) -> list[Tensor]:
-    """Turn the reports in each view into one row of features per visible client `[V, F]`.
+def features_of(view: View, kind: str, standardise: bool) -> Tensor:
+    """Turn the reports in a view into one row of features per visible client `[V, F]`.
 
     Args:
-        views: the glimpses of this round; sets of one size are worked on together.
+        view: what the server sees of this round.
         kind: `AgentConfig.input`.
         standardise: z-score every column within the visible set.
     """
-    sizes = {view.num_visible for view in views}
-    if len(sizes) > 1:
-        return [features_of([view], kind, standardise)[0] for view in views]
-    rows = finite(torch.stack([reported(view, kind) for view in views]))  # [R, V, F]
-    return list(zscore(rows) if standardise else rows)
-
-
-def reported(view: View, kind: str) -> Tensor:
-    """Return the reports that an agent reads, unchanged `[V, F]`."""
     if kind in SKETCHES:
-        return view.reports[SKETCHES[kind]].float()  # [V, D]
-    columns = [view.reports[name].float() for name in NUMBERS[kind]]
-    columns.append(view.sizes.float())
-    return torch.stack(columns, dim=1)  # [V, 3] or [V, 4]
+        rows = view.reports[SKETCHES[kind]].float()  # [V, D]
+    else:
+        columns = [view.reports[name].float() for name in NUMBERS[kind]]
+        columns.append(view.sizes.float())
+        rows = torch.stack(columns, dim=1)  # [V, 3] or [V, 4]
+    rows = finite(rows)
+    return zscore(rows) if standardise else rows
 
 
 def finite(values: Tensor) -> Tensor:
@@ -63,15 +58,16 @@ def finite(values: Tensor) -> Tensor:
 
 
 def zscore(rows: Tensor) -> Tensor:
-    """Standardise columns of `[..., V, F]` with the population std; a constant one becomes zero.
+    """Standardise columns of `[V, F]` with the population std; a constant one becomes zero.
 
     Computed in float64: equal values must give exactly zero, not amplified rounding.
     """
     wide = rows.double()
-    centred = wide - wide.mean(dim=-2, keepdim=True)
-    std = centred.square().mean(dim=-2, keepdim=True).sqrt()
-    varies = wide.amax(dim=-2, keepdim=True) > wide.amin(dim=-2, keepdim=True)
-    return torch.where(varies, centred / std.clamp_min(1e-30), 0.0).float()
+    centred = wide - wide.mean(dim=0)
+    deviation = centred.square().mean(dim=0).sqrt()  # [F]
+    varies = wide.amax(dim=0) > wide.amin(dim=0)  # [F]
+    standardised_rows = centred / deviation.clamp_min(SMALLEST_DEVIATION)
+    return torch.where(varies, standardised_rows, 0.0).float()
 
 
 class History:
@@ -89,8 +85,10 @@ class History:
             length: H, rounds before the current one.
             dim: D, floats of a sketch.
         """
-        self._sketches = np.zeros((lanes, length + 1, dim), dtype=np.float32)  # newest last
-        self._filled = np.zeros(lanes, dtype=np.int64)  # rounds that exist
+        self.sketches = torch.zeros(lanes, length + 1, dim)  # newest last; `push` changes them
+        self.exists = torch.zeros(lanes, length + 1, dtype=torch.bool)  # rounds that exist
+        self._sketches = self.sketches.numpy()  # the same memory
+        self._exists = self.exists.numpy()
         self._round = np.full(lanes, -1)  # number of the newest round
 
     def push(self, lane: int, sketch: Tensor, round_num: int) -> bool:
@@ -99,36 +97,30 @@ class History:
         Returns:
             True for a round that was not there yet.
         """
-        sketches = self._sketches[lane]
-        is_new = round_num != self._round[lane] or self._filled[lane] == 0
+        sketches = self._sketches[lane]  # [H+1, D]
+        exists = self._exists[lane]  # [H+1]
+        is_new = round_num != self._round[lane] or not exists[-1]
         if is_new:
             sketches[:-1] = sketches[1:]
-            self._filled[lane] = min(self._filled[lane] + 1, len(sketches))
+            exists[:-1] = exists[1:]
+            exists[-1] = True
             self._round[lane] = round_num
         sketches[-1] = sketch.numpy()
         return bool(is_new)
 
-    def window(self) -> tuple[Tensor, Tensor]:
-        """Return the sketches `[R, H+1, D]`, newest last, and which of them exist `[R, H+1]`.
-
-        The next `push` changes the sketches that were returned.
-        """
-        length = self._sketches.shape[1]
-        exists = np.arange(length) >= length - self._filled[:, None]
-        return torch.from_numpy(self._sketches), torch.from_numpy(exists)
-
     def state_dict(self, lane: int) -> dict[str, Any]:
         """Return everything needed to resume a lane."""
         return {
-            "sketches": torch.from_numpy(self._sketches[lane].copy()),
-            "filled": int(self._filled[lane]),
+            "sketches": self.sketches[lane].clone(),
+            "filled": int(self._exists[lane].sum()),
             "round": int(self._round[lane]),
         }
 
     def load_state_dict(self, lane: int, state: dict[str, Any]) -> None:
         """Resume a lane from `state`."""
-        self._sketches[lane] = state["sketches"].numpy()
-        self._filled[lane] = state["filled"]
+        length = self.sketches.shape[1]
+        self.sketches[lane] = state["sketches"]
+        self._exists[lane] = np.arange(length) >= length - state["filled"]
         self._round[lane] = state["round"]
 
 
@@ -140,7 +132,6 @@ class RunningScale:
         self._count = np.zeros((lanes, 1))
         self._mean = np.zeros((lanes, dim))  # float64
         self._squares = np.zeros((lanes, dim))  # summed squared deviations
-        self._numbers: tuple[Tensor, Tensor] | None = None  # computed once after every `add`
 
     def add(self, lane: int, sketch: Tensor) -> None:
         """Count one more sketch `[D]` of a lane."""
@@ -148,21 +139,21 @@ class RunningScale:
         self._count[lane] += 1
         deviation = values - self._mean[lane]
         self._mean[lane] += deviation / self._count[lane]
-        self._squares[lane] += deviation * (values - self._mean[lane])
-        self._numbers = None
+        deviation_after = values - self._mean[lane]
+        self._squares[lane] += deviation * deviation_after
 
     def numbers(self) -> tuple[Tensor, Tensor]:
         """Return the mean of each lane and one over its standard deviation `[R, D]`.
 
         A coordinate that never varied gets zero instead of infinity.
         """
-        if self._numbers is None:
-            spread = np.sqrt(self._squares / np.maximum(self._count, 1))
-            factor = np.where(spread > 1e-12, 1.0 / np.maximum(spread, 1e-12), 0.0)
-            mean32 = self._mean.astype(np.float32)
-            factor32 = factor.astype(np.float32)
-            self._numbers = torch.from_numpy(mean32), torch.from_numpy(factor32)
-        return self._numbers
+        variance = self._squares / np.maximum(self._count, 1)
+        deviation = np.sqrt(variance)
+        inverse = 1.0 / np.maximum(deviation, CONSTANT)
+        factor = np.where(deviation > CONSTANT, inverse, 0.0)
+        mean32 = self._mean.astype(np.float32)
+        factor32 = factor.astype(np.float32)
+        return torch.from_numpy(mean32), torch.from_numpy(factor32)
 
     def state_dict(self, lane: int) -> dict[str, Any]:
         """Return everything needed to resume a lane."""
@@ -177,7 +168,6 @@ class RunningScale:
         self._count[lane] = state["count"]
         self._mean[lane] = state["mean"].numpy()
         self._squares[lane] = state["squares"].numpy()
-        self._numbers = None
 
 
 def standardised(sketches: Tensor, mean: Tensor, factor: Tensor) -> Tensor:
@@ -188,5 +178,6 @@ def standardised(sketches: Tensor, mean: Tensor, factor: Tensor) -> Tensor:
         mean: of each lane.  # [R, D]
         factor: one over the standard deviation of each lane.  # [R, D]
     """
-    deviation = (sketches - mean[:, None]) * factor[:, None]
-    return deviation.clamp(-LIMIT, LIMIT)
+    distance = sketches - mean.unsqueeze(1)
+    deviations = distance * factor.unsqueeze(1)
+    return deviations.clamp(-LIMIT, LIMIT)

@@ -6,7 +6,7 @@ Algorithm 2, Eqs. (clientwise_q), (multistep_target) and (multistep_dqn_loss). `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedglimpse.agent.config import AgentConfig, AgentSizes
-from fedglimpse.agent.memory import NextRounds, NStepBatch
+from fedglimpse.agent.inputs import Observation
+from fedglimpse.agent.memory import NStepBatch
 from fedglimpse.agent.network import QNetwork
 
 _FAST = 0.9  # defaults of torch.optim.Adam: betas and eps
@@ -25,6 +26,11 @@ _CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
 _IDENTITIES = "identity.weight"
 
 
+# How the Q-values of one client for all classes become one score; a scalar Q is its own score.
+CLASS_SCORES: dict[str, Callable[..., Tensor]] = {"mean": torch.mean, "min": torch.amin}
+LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "smooth_l1": F.smooth_l1_loss}
+
+
 def set_value(q: Tensor, chosen: Tensor) -> Tensor:
     """Return the Q of sets: the mean Q of their clients, Eq. (clientwise_q).
 
@@ -32,23 +38,19 @@ def set_value(q: Tensor, chosen: Tensor) -> Tensor:
         q: client-wise Q.  # [B, V] or [B, V, C]
         chosen: members of the set.  # [B, V]
     """
-    member = chosen if q.dim() == 2 else chosen.unsqueeze(-1)
-    size = chosen.sum(dim=1).clamp_min(1).view(-1, *[1] * (q.dim() - 2))
-    return torch.where(member, q, 0.0).sum(dim=1) / size  # [B] or [B, C]
+    size = chosen.sum(dim=1).clamp_min(1)  # [B]
+    if q.dim() == 3:
+        chosen = chosen.unsqueeze(2)
+        size = size.unsqueeze(1)
+    return torch.where(chosen, q, 0.0).sum(dim=1) / size  # [B] or [B, C]
 
 
 def top_members(scores: Tensor, mask: Tensor, k: Tensor) -> Tensor:
     """Mark the min(k, V) best real clients of every row `[B, V]`; padding is never chosen."""
     real = scores.masked_fill(~mask, -torch.inf)
-    rank = real.argsort(dim=1, descending=True).argsort(dim=1)
-    return (rank < k[:, None]) & mask
-
-
-def class_scores(q: Tensor, rule: str) -> Tensor:
-    """Reduce per-class Q `[B, V, C]` to one score by "mean" or "min"; scalar Q `[B, V]` stays."""
-    if q.dim() < 3:
-        return q
-    return q.mean(dim=-1) if rule == "mean" else q.amin(dim=-1)
+    best_first = real.argsort(dim=1, descending=True)
+    rank = best_first.argsort(dim=1)
+    return (rank < k.unsqueeze(1)) & mask
 
 
 class AgentLearner:
@@ -60,6 +62,8 @@ class AgentLearner:
         """Start with the target as a copy of the online network (Algorithm 1, line 4)."""
         self.config = config
         self.lr = config.lr
+        self.class_scores = CLASS_SCORES[config.per_class_score]
+        self.loss_of = LOSSES[config.loss]
         self.online = QNetwork(config, sizes, seeds, device)
         self.target = QNetwork(config, sizes, seeds, device).requires_grad_(False)
         self.mean = torch.zeros_like(self.online.rows)  # [R, P] of Adam
@@ -68,6 +72,12 @@ class AgentLearner:
         self.parameters = list(self.online.parameters())
         self.decay = self._decay()
         self._equal_decay = _runs(self.decay.tolist())
+        if config.optimizer == "sgd":
+            self._move = self._sgd
+        elif device.type == "cpu":
+            self._move = self._fused_adam
+        else:
+            self._move = self._adam
 
     def _decay(self) -> Tensor:
         """Return the weight decay of every parameter `[P]`.
@@ -94,50 +104,40 @@ class AgentLearner:
         }
 
     @torch.no_grad()
-    def future(self, later: NextRounds, full: bool = False) -> Tensor:
-        """Return the value of the best sets later `[R, B]` or `[R, B, C]`, Eq. (multistep_target).
+    def future(self, obs: Observation, k: Tensor) -> Tensor:
+        """Return the value of the best sets n steps later `[R, B, C]`, Eq. (multistep_target).
 
         The online network picks the next set, the target network values it.
 
         Args:
-            later: what the transitions lead to.
-            full: nothing in it is masked.
+            obs: what was seen then.  # [R, B, ...]
+            k: budget of the choice there.  # [R, B]
         """
-        obs = later.obs
-        q = self.online(obs, full)[0].flatten(0, 1)  # [R * B, V] or [R * B, V, C]
-        scores = class_scores(q, self.config.per_class_score)
-        best = top_members(scores, obs.mask.flatten(0, 1), later.k.flatten())
-        values = set_value(self.target(obs, full)[0].flatten(0, 1), best)
-        return values.view(*later.k.shape, *values.shape[1:])
+        q, _ = self.online(obs)  # [R, B, V, C]
+        scores = self.class_scores(q, dim=3)  # [R, B, V]
+        best = top_members(scores.flatten(0, 1), obs.mask.flatten(0, 1), k.flatten())
+        target_q, _ = self.target(obs)
+        values = set_value(target_q.flatten(0, 1), best)  # [R * B, C]
+        return values.view(*k.shape, -1)
 
-    def update(
-        self,
-        batch: NStepBatch,
-        future: Tensor,
-        weights: Tensor,
-        active: Tensor,
-        full: bool = False,
-    ) -> Tensor:
-        """Take one step on one mini-batch of every lane, Eq. (multistep_dqn_loss).
+    def update(self, batch: NStepBatch, future: Tensor, weights: Tensor, active: Tensor) -> Tensor:
+        """Take one step on one mini-batch of each active lane, Eq. (multistep_dqn_loss).
 
         Args:
             batch: B transitions of each lane.
-            future: value of the best set n steps later.  # [R, B] or [R, B, C]
+            future: value of the best set n steps later.  # [R, B, C]
             weights: of a transition in its mini-batch's mean; 0: padding.  # [R, B]
             active: 1 for lanes that learn, 0 for those that wait.  # [R, 1]
-            full: nothing in the batch is masked.
 
         Returns:
             The TD loss of each lane `[R]`.
         """
-        targets = batch.returns + self.config.gamma**self.config.n_step * future
-        q = self.online(batch.obs, full)[0].flatten(0, 1)
-        value = set_value(q, batch.chosen.flatten(0, 1)).view(targets.shape)
-        loss_of = F.mse_loss if self.config.loss == "mse" else F.smooth_l1_loss
-        losses = loss_of(value, targets, reduction="none")  # [R, B] or [R, B, C]
-        if losses.dim() == 3:
-            losses = losses.mean(dim=2)
-        loss = (losses * weights).sum(dim=1)  # [R]
+        discount = self.config.gamma**self.config.n_step
+        targets = batch.returns + discount * future  # [R, B, C]
+        q, _ = self.online(batch.obs)  # [R, B, V, C]
+        values = set_value(q.flatten(0, 1), batch.chosen.flatten(0, 1))  # [R * B, C]
+        losses = self.loss_of(values.view(targets.shape), targets, reduction="none")
+        loss = (losses.mean(dim=2) * weights).sum(dim=1)  # [R]
         total = loss.sum()
         if self.config.aux_weight:
             total = total + self._histogram_loss(batch, weights)
@@ -147,9 +147,11 @@ class AgentLearner:
     def _histogram_loss(self, batch: NStepBatch, weights: Tensor) -> Tensor:
         """Return the auxiliary loss of the release; rounds without a histogram do not count."""
         predicted = self.online.histogram(batch.obs)  # [R, B, C]
-        known = batch.histogram.isfinite().all(dim=2) & (weights > 0)  # [R, B]
-        distance = (predicted - batch.histogram.nan_to_num()).abs().mean(dim=2)
-        of_lane = torch.where(known, distance, 0.0).sum(dim=1) / known.sum(dim=1).clamp_min(1)
+        is_known = batch.histogram.isfinite().all(dim=2) & (weights > 0)  # [R, B]
+        difference = predicted - batch.histogram.nan_to_num()
+        distance = difference.abs().mean(dim=2)  # [R, B]
+        num_known = is_known.sum(dim=1).clamp_min(1)  # [R]
+        of_lane = torch.where(is_known, distance, 0.0).sum(dim=1) / num_known
         return self.config.aux_weight * of_lane.sum()
 
     def _step(self, loss: Tensor, active: Tensor) -> None:
@@ -159,18 +161,19 @@ class AgentLearner:
         """
         gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         with torch.no_grad():
-            gradient = torch.cat([g.flatten(1) for g in gradients], dim=1)  # [R, P]
+            by_lane = [gradient.flatten(1) for gradient in gradients]
+            gradient = torch.cat(by_lane, dim=1)  # [R, P]
             if self.config.grad_clip > 0:
                 norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-                gradient *= (self.config.grad_clip / (norm + _CLIP_EPS)).clamp(max=1.0)
-            if self.config.optimizer == "sgd":
-                gradient = torch.addcmul(gradient, self.online.rows, self.decay)
-                self.online.rows.addcmul_(gradient, active, value=-self.lr)
-            elif gradient.device.type == "cpu":
-                self._fused_adam(gradient, active)
-            else:
-                self._adam(gradient, active)
+                shrinkage = self.config.grad_clip / (norm + _CLIP_EPS)
+                gradient *= shrinkage.clamp(max=1.0)
+            self._move(gradient, active)
             self.target.rows.lerp_(self.online.rows, self.config.tau * active)
+
+    def _sgd(self, gradient: Tensor, active: Tensor) -> None:
+        """Step all rows at once; those of waiting lanes by nothing."""
+        gradient = torch.addcmul(gradient, self.online.rows, self.decay)
+        self.online.rows.addcmul_(gradient, active, value=-self.lr)
 
     def _adam(self, gradient: Tensor, active: Tensor) -> None:
         """Step all rows at once, without a look at who is active: a CUDA graph records this."""
@@ -178,25 +181,32 @@ class AgentLearner:
         self.steps += active
         self.mean.lerp_(gradient, (1 - _FAST) * active)
         self.square.lerp_(gradient.square(), (1 - _SLOW) * active)
-        step = self.steps.clamp(min=1)
+        step = self.steps.clamp(min=1)  # [R, 1]
         size = active * (self.lr / (1 - _FAST**step))  # [R, 1]
-        deviation = (self.square * (1 / (1 - _SLOW**step))).sqrt_().add_(_EPS)
+        unbiased_square = self.square * (1 / (1 - _SLOW**step))
+        deviation = unbiased_square.sqrt_().add_(_EPS)
         self.online.rows.addcmul_(self.mean / deviation, size, value=-1.0)
 
     def _fused_adam(self, gradient: Tensor, active: Tensor) -> None:
         """Step the active rows by the kernel of `torch.optim.Adam(fused=True)`."""
         self.steps += active
-        lanes = active.flatten().nonzero().flatten().tolist()
-        steps = [self.steps[lane, 0] for lane in lanes]
-        matrices = (self.online.rows, gradient, self.mean, self.square)
-        for columns, decay in self._equal_decay:
-            weights, gradients, means, squares = (
-                [matrix[lane, columns] for lane in lanes] for matrix in matrices
-            )
-            torch._fused_adam_(
-                weights, gradients, means, squares, [], steps, lr=self.lr, beta1=_FAST,
-                beta2=_SLOW, weight_decay=decay, eps=_EPS, amsgrad=False, maximize=False,
-            )  # fmt: skip
+        for lane in active.flatten().nonzero().flatten().tolist():
+            for columns, decay in self._equal_decay:
+                torch._fused_adam_(
+                    [self.online.rows[lane, columns]],
+                    [gradient[lane, columns]],
+                    [self.mean[lane, columns]],
+                    [self.square[lane, columns]],
+                    [],  # the largest squares, which only AMSGrad has
+                    [self.steps[lane, 0]],
+                    lr=self.lr,
+                    beta1=_FAST,
+                    beta2=_SLOW,
+                    weight_decay=decay,
+                    eps=_EPS,
+                    amsgrad=False,
+                    maximize=False,
+                )
 
     def start_from(self, lane: int, weights: dict[str, Tensor]) -> None:
         """Let a lane start with these weights: its target is a copy, its optimizer fresh."""

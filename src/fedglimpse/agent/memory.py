@@ -41,22 +41,15 @@ class NStepBatch(NamedTuple):
 
     obs: Observation  # [R, B, ...]
     chosen: Tensor  # [R, B, V] True for the chosen clients
-    returns: Tensor  # [R, B] discounted rewards of the n steps, or [R, B, C] per class
+    returns: Tensor  # [R, B, 1 or C] discounted rewards of the n steps
     histogram: Tensor  # [R, B, C], NaN where unknown
 
 
-class NextRounds(NamedTuple):
-    """What B transitions of each of R lanes lead to, n steps later."""
-
-    obs: Observation  # [R, B, ...]
-    k: Tensor  # [R, B] budget of the choice there
-
-
 class Sampled(NamedTuple):
-    """Which transitions are gathered; tensors where the memory lives."""
+    """Which rounds are gathered; tensors where the memory lives."""
 
     lanes: Tensor  # [R, 1] or [R, B] whose they are
-    entries: Tensor  # [R, B] the number of the round in which each begins
+    entries: Tensor  # [R, B] the number of each round
     oldest: Tensor  # [R, 1] or [R, B] number of the oldest round that is still there
     sketches: Tensor  # [lanes of the memory, rows, D] sketches of all rounds as networks see them
 
@@ -73,8 +66,9 @@ class ReplayMemory:
         self.lanes = lanes
         self.capacity = config.buffer
         self.width = FIRST_WIDTH  # room for visible clients in a row
-        self.count = np.zeros(lanes, dtype=np.int64)  # rounds ever added, numbered from 0; round e
-        self.oldest = np.zeros(lanes, dtype=np.int64)  # is in row e % capacity until overwritten
+        # Rounds are numbered from 0; round e is in row e % capacity until it is overwritten.
+        self.count = np.zeros(lanes, dtype=np.int64)  # rounds that were ever added
+        self.oldest = np.zeros(lanes, dtype=np.int64)  # number of the oldest that is left
         self.visible = np.zeros((lanes, self.capacity), dtype=np.int64)  # number of clients
         self.usable = np.zeros((lanes, self.capacity), dtype=bool)  # some update was used
         room = (lanes, self.capacity)
@@ -127,55 +121,66 @@ class ReplayMemory:
         entries = np.arange(first, max(self.count[lane] - self.config.n_step, first))
         return entries[self.usable[lane, entries % self.capacity]]
 
-    def gather(self, sampled: Sampled, width: int) -> NStepBatch:
+    def gather(self, starts: Sampled, width: int) -> NStepBatch:
         """Build transitions without what they lead to, Eq. (multistep_target).
 
         Args:
-            sampled: which.
+            starts: the rounds in which they begin.
             width: slots of an observation.
         """
+        lanes = starts.lanes
+        entries = starts.entries
         steps = torch.arange(self.config.n_step, device=self.device)
-        powers = self.config.gamma ** steps.float()  # [n]
-        entries = sampled.entries.unsqueeze(2) + steps  # [R, B, n]
-        rewards = self._rows("reward", sampled.lanes.unsqueeze(2), entries)  # [R, B, n, 1 or C]
-        returns = (rewards * powers.unsqueeze(1)).sum(dim=2)
+        discounts = self.config.gamma ** steps.float()  # [n]
+        of_steps = entries.unsqueeze(2) + steps  # [R, B, n] round numbers
+        (rewards,) = self.rows_of(lanes.unsqueeze(2), of_steps, "reward")  # [R, B, n, 1 or C]
+        discounted = rewards * discounts.unsqueeze(1)
+        chosen, histogram = self.rows_of(lanes, entries, "chosen", "histogram")
         return NStepBatch(
-            obs=self._observe(sampled, width),
-            chosen=self._rows("chosen", sampled.lanes, sampled.entries)[:, :, :width],
-            returns=returns.squeeze(-1),
-            histogram=self._rows("histogram", sampled.lanes, sampled.entries),
+            obs=self.observe(starts, width),
+            chosen=chosen[:, :, :width],
+            returns=discounted.sum(dim=2),
+            histogram=histogram,
         )
 
-    def gather_next(self, sampled: Sampled, width: int) -> NextRounds:
-        """Build what the transitions lead to; arguments as in `gather`."""
-        later = sampled._replace(entries=sampled.entries + self.config.n_step)
-        return NextRounds(
-            obs=self._observe(later, width),
-            k=self._rows("k", later.lanes, later.entries),
-        )
+    def observe(self, rounds: Sampled, width: int) -> Observation:
+        """Rebuild what was seen in some rounds.
 
-    def _observe(self, sampled: Sampled, width: int) -> Observation:
-        """Rebuild what was seen in the sampled rounds."""
-        lanes = sampled.lanes
-        entries = sampled.entries
-        sketches = sampled.sketches
+        Args:
+            rounds: which.
+            width: slots of an observation.
+        """
+        lanes = rounds.lanes
+        entries = rounds.entries
+        clients, ids, mask = self.rows_of(lanes, entries, "clients", "ids", "mask")
         back = torch.arange(-self.config.history, 1, device=self.device)
         window = entries.unsqueeze(2) + back  # [R, B, H+1] round numbers
-        capacity = sketches.shape[1]
-        flat_rows = lanes.unsqueeze(2) * capacity + window % capacity
+        num_rows = rounds.sketches.shape[1]
+        flat_rows = lanes.unsqueeze(2) * num_rows + window % num_rows
         return Observation(
-            clients=self._rows("clients", lanes, entries)[:, :, :width],
-            ids=self._rows("ids", lanes, entries)[:, :, :width],
-            mask=self._rows("mask", lanes, entries)[:, :, :width],
-            history=F.embedding(flat_rows, sketches.flatten(0, 1)),
-            history_mask=window >= sampled.oldest.unsqueeze(2),
+            clients=clients[:, :, :width],
+            ids=ids[:, :, :width],
+            mask=mask[:, :, :width],
+            history=F.embedding(flat_rows, rounds.sketches.flatten(0, 1)),
+            history_mask=window >= rounds.oldest.unsqueeze(2),
         )
 
-    def _rows(self, name: str, lanes: Tensor, entries: Tensor) -> Tensor:
-        """Return rows of rounds; `lanes` and `entries` are of one shape or broadcast to it."""
-        flat_rows = lanes * self.capacity + entries % self.capacity
-        rows = self.rows[name].flatten(0, 1).index_select(0, flat_rows.flatten())
-        return rows.view(*flat_rows.shape, *rows.shape[1:])
+    def rows_of(self, lanes: Tensor, entries: Tensor, *names: str) -> list[Tensor]:
+        """Return what is stored of rounds, one tensor `[R, B, ...]` for each name.
+
+        Args:
+            lanes: whose rounds.  # [R, B], or a shape that broadcasts to it
+            entries: their numbers.  # [R, B]
+            names: keys of `rows`.
+        """
+        flat_rows = lanes * self.capacity + entries % self.capacity  # [R, B]
+        positions = flat_rows.flatten()
+        gathered: list[Tensor] = []
+        for name in names:
+            stored = self.rows[name].flatten(0, 1)  # [R * capacity, ...]
+            rows = stored.index_select(0, positions)
+            gathered.append(rows.view(*flat_rows.shape, *stored.shape[1:]))
+        return gathered
 
     def _widen(self) -> None:
         """Double the room for visible clients."""

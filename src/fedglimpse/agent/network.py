@@ -2,9 +2,9 @@
 
 The paper's Sec. "Spatio-Temporal Attention-based Q-Network": one Q-value for every visible client,
 for any number of clients. Every lane has its own weights, so every parameter has a first dimension
-R, and every product is one batched product over lanes. Tokens travel as `[R, B * T, d]`: T tokens
-(clients or past global models) of each of B rounds. All parameters of a network are views of one
-matrix `rows` `[R, P]`, which an optimizer moves at once (`learner.py`).
+R, and every product is one for all lanes. Tokens travel as `[R, B * T, d]`: T tokens (clients or
+past global models) of each of B rounds. All parameters are views of one matrix `rows` `[R, P]`,
+which an optimizer moves at once (`learner.py`).
 
 Masks never hold a whole row at minus infinity: a blocked score is lowered by a finite amount whose
 exponential is exactly zero in float32, so that a row with nothing to look at cannot become NaN.
@@ -25,7 +25,7 @@ from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.inputs import Observation
 
 BLOCKED = -1e9
-_IDENTITY_BLOCK = 64  # identities drawn together; a first value depends on seed and id only
+_IDENTITY_BLOCK = 64  # identities that are drawn together
 
 
 class LaneLinear(nn.Module):
@@ -47,8 +47,10 @@ class LaneLinear(nn.Module):
         """Apply every lane's layer to `[R, n, inputs]`; without a bias, add to `onto`."""
         weight = self.weight.transpose(1, 2)  # [R, inputs, outputs]
         if self.bias is not None:
-            onto = self.bias.unsqueeze(1)
-        return torch.bmm(x, weight) if onto is None else torch.baddbmm(onto, x, weight)
+            onto = self.bias.unsqueeze(1)  # [R, 1, outputs]
+        if onto is None:
+            return torch.bmm(x, weight)
+        return torch.baddbmm(onto, x, weight)
 
 
 class LaneNorm(nn.Module):
@@ -63,21 +65,22 @@ class LaneNorm(nn.Module):
         """Normalise the last dimension of `[R, n, d]`."""
         shape = x.shape[-1:]
         if x.device.type != "cpu":
-            return torch.addcmul(
-                self.bias.unsqueeze(1), F.layer_norm(x, shape), self.weight.unsqueeze(1)
-            )
+            normalised = F.layer_norm(x, shape)
+            return torch.addcmul(self.bias.unsqueeze(1), normalised, self.weight.unsqueeze(1))
         # On a CPU one fused kernel per lane is faster than several operations for all lanes.
         if len(x) == 1:
             return F.layer_norm(x, shape, self.weight.squeeze(0), self.bias.squeeze(0))
         lanes = zip(x.unbind(), self.weight.unbind(), self.bias.unbind(), strict=True)
-        return torch.stack([F.layer_norm(tokens, shape, w, b) for tokens, w, b in lanes])
+        normalised_lanes: list[Tensor] = []
+        for tokens, weight, bias in lanes:
+            normalised_lanes.append(F.layer_norm(tokens, shape, weight, bias))
+        return torch.stack(normalised_lanes)
 
 
 class Encoder(nn.Module):
     """f_enc: features to tokens by Linear, GELU, LayerNorm; shared by clients and global models.
 
-    Where clients are seen by a few numbers instead of a sketch, clients and global models have a
-    Linear each into the shared rest.
+    Clients that are seen by a few numbers have a Linear of their own into the shared rest.
     """
 
     def __init__(self, lanes: int, features: int, sketch_dim: int, dim: int, shared: bool) -> None:
@@ -94,11 +97,15 @@ class Encoder(nn.Module):
             history: sketches of global models.  # [R, B * T, D]
         """
         if self.global_input is None:
-            both = self.client_input(torch.cat([clients, history], dim=1))
+            inputs = torch.cat([clients, history], dim=1)  # [R, B * (V + T), F], F being D
+            projected = self.client_input(inputs)
         else:
-            both = torch.cat([self.client_input(clients), self.global_input(history)], dim=1)
-        tokens = self.norm(F.gelu(both))
-        client_tokens, history_tokens = tokens.split([clients.shape[1], history.shape[1]], dim=1)
+            projected_clients = self.client_input(clients)
+            projected_history = self.global_input(history)
+            projected = torch.cat([projected_clients, projected_history], dim=1)
+        tokens = self.norm(F.gelu(projected))  # [R, B * (V + T), d]
+        counts = [clients.shape[1], history.shape[1]]
+        client_tokens, history_tokens = tokens.split(counts, dim=1)
         return client_tokens, history_tokens
 
     def globals(self, sketches: Tensor) -> Tensor:
@@ -131,53 +138,67 @@ class Attention(torch.autograd.Function):
         ctx.scale = queries.shape[2] ** -0.5
         scores = torch.baddbmm(bias, keys, queries.transpose(1, 2), alpha=ctx.scale)
         weights = scores.softmax(dim=1)  # [n, S, T]
+        gathered = torch.bmm(weights.transpose(1, 2), values)  # [n, T, width]
         ctx.save_for_backward(queries, keys, values, weights)
         ctx.mark_non_differentiable(weights)
-        return torch.bmm(weights.transpose(1, 2), values), weights
+        return gathered, weights
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of queries, keys and values; the bias is data."""
         queries, keys, values, weights = ctx.saved_tensors
         for_gathered = gradients[0]  # [n, T, width]
-        for_values = torch.bmm(weights, for_gathered)
-        for_weights = torch.bmm(values, for_gathered.transpose(1, 2))
+        for_values = torch.bmm(weights, for_gathered)  # [n, S, width]
+        for_weights = torch.bmm(values, for_gathered.transpose(1, 2))  # [n, S, T]
         for_scores = torch._softmax_backward_data(for_weights, weights, 1, weights.dtype)
-        for_scores = for_scores * ctx.scale
-        for_keys = torch.bmm(for_scores, queries)
-        for_queries = torch.bmm(for_scores.transpose(1, 2), keys)
+        for_products = for_scores * ctx.scale
+        for_keys = torch.bmm(for_products, queries)  # [n, S, width]
+        for_queries = torch.bmm(for_products.transpose(1, 2), keys)  # [n, T, width]
         return for_queries, for_keys, for_values, None
 
 
-def split_heads(tokens: Tensor, sets: int, heads: int) -> Tensor:
-    """Put every head of a set by itself: `[R, B * T, h * w]` -> `[R * B * h, T, w]`."""
-    if heads == 1:
-        return tokens.view(sets, -1, tokens.shape[-1])
-    width = tokens.shape[-1] // heads
-    return tokens.view(sets, -1, heads, width).transpose(1, 2).flatten(0, 1)
+def attend(
+    tokens: Tensor, projections: Sequence[Tensor], heads: int, hidden: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Add to tokens what they gather within their set, every head by itself.
 
+    Args:
+        tokens: T of each set.  # [R, B * T, d], d being h * w
+        projections: queries of the tokens, keys and values of S tokens, all in one tensor or in
+            several. Each is ordered by head, then queries, keys, values.  # [R, B * T or S, h * ..]
+        heads: h.
+        hidden: `BLOCKED` where a key must not be seen, else zero.  # [R * B, S, T or 1]
 
-def join_heads(gathered: Tensor, shape: torch.Size, heads: int) -> Tensor:
-    """Undo `split_heads`: `[R * B * h, T, w]` -> `[R, B * T, d]`."""
+    Returns:
+        The tokens, and the weights `[R * B * h, S, T]`.
+    """
+    sets = len(hidden)
+    dim = tokens.shape[2]
+    parts: list[Tensor] = []
+    for projected in projections:
+        outputs = projected.shape[2]  # d, 2 d or 3 d
+        by_head = projected.view(sets, -1, heads, outputs // heads).transpose(1, 2).flatten(0, 1)
+        parts += by_head.chunk(outputs // dim, dim=2)
+    queries, keys, values = parts  # [R * B * h, T or S, w]
     if heads > 1:
-        gathered = gathered.view(-1, heads, *gathered.shape[1:]).transpose(1, 2)
-    return gathered.reshape(shape)
+        hidden = hidden.unsqueeze(1).expand(-1, heads, -1, -1).flatten(0, 1)
+    gathered, weights = Attention.apply(queries, keys, values, hidden)
+    by_set = gathered.view(sets, heads, -1, dim // heads).transpose(1, 2)  # [R * B, T, h, w]
+    return tokens + by_set.reshape(tokens.shape), weights
 
 
 class SelfAttention(nn.Module):
-    """Tokens look at each other; with residual. Projections without bias, as in Eq. (attn)."""
+    """Tokens look at each other; with residual. Without a bias, as in Eq. (attn)."""
 
     def __init__(self, lanes: int, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = LaneLinear(lanes, dim, 3 * dim, bias=False)  # ordered by head, then q, k, v
+        self.qkv = LaneLinear(lanes, dim, 3 * dim, bias=False)
 
-    def forward(self, tokens: Tensor, sets: int, bias: Tensor) -> Tensor:
-        """Return `tokens` `[R, B * T, d]` plus what they gathered within each of R * B sets."""
-        by_head = split_heads(self.qkv(tokens), sets, self.heads)
-        queries, keys, values = by_head.chunk(3, dim=2)
-        gathered, _ = Attention.apply(queries, keys, values, bias)
-        return tokens + join_heads(gathered, tokens.shape, self.heads)
+    def forward(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """Return `tokens` plus what they gathered; arguments as in `attend`."""
+        enriched, _ = attend(tokens, [self.qkv(tokens)], self.heads, hidden)
+        return enriched
 
 
 class CrossAttention(nn.Module):
@@ -187,16 +208,12 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.query = LaneLinear(lanes, dim, dim, bias=False)
-        self.key_value = LaneLinear(lanes, dim, 2 * dim, bias=False)  # by head, then k, v
+        self.key_value = LaneLinear(lanes, dim, 2 * dim, bias=False)
 
-    def forward(
-        self, tokens: Tensor, context: Tensor, sets: int, bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return `tokens` plus what they gathered, and the weights `[R * B * h, S, T]`."""
-        queries = split_heads(self.query(tokens), sets, self.heads)
-        keys, values = split_heads(self.key_value(context), sets, self.heads).chunk(2, dim=2)
-        gathered, weights = Attention.apply(queries, keys, values, bias)
-        return tokens + join_heads(gathered, tokens.shape, self.heads), weights
+    def forward(self, tokens: Tensor, context: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `tokens` plus what they gathered from `context`, and the weights."""
+        projections = [self.query(tokens), self.key_value(context)]
+        return attend(tokens, projections, self.heads, hidden)
 
 
 class SpatioTemporal(nn.Module):
@@ -207,7 +224,6 @@ class SpatioTemporal(nn.Module):
         dim = config.d_token
         heads = config.heads
         length = config.history + 1
-        self.heads = heads
         self.spatial = SelfAttention(lanes, dim, heads) if config.spatial_attention else None
         self.temporal: SelfAttention | None = None
         self.cross: CrossAttention | None = None
@@ -222,12 +238,11 @@ class SpatioTemporal(nn.Module):
     def draw_weights(self, lane: int) -> None:
         """Draw the first values of a lane's positions."""
         if self.temporal is not None:
-            self.positions.data[lane] = (
-                torch.randn(self.positions.shape[1:]) * self.positions.shape[-1] ** -0.5
-            )
+            scale = self.positions.shape[-1] ** -0.5
+            self.positions.data[lane] = torch.randn(self.positions.shape[1:]) * scale
 
     def forward(
-        self, clients: Tensor, history: Tensor, obs: Observation, full: bool
+        self, clients: Tensor, history: Tensor, obs: Observation
     ) -> tuple[Tensor, Tensor | None]:
         """Return Xi `[R, B * V, d]` and the cross-attention weights `[R * B * h, H+1, V]`.
 
@@ -235,29 +250,20 @@ class SpatioTemporal(nn.Module):
             clients: Theta_cluster, client tokens.  # [R, B * V, d]
             history: Theta_history, tokens of global models.  # [R, B * T, d]
             obs: for its masks.
-            full: they are known to be True everywhere.
         """
         lanes, rounds, length = obs.history_mask.shape
-        sets = lanes * rounds
         if self.spatial is not None:
-            clients = self.spatial(clients, sets, self.bias(obs.mask, full))
+            padding = ~obs.mask.view(lanes * rounds, -1, 1) * BLOCKED  # [R * B, V, 1]
+            clients = self.spatial(clients, padding)
         if self.temporal is None or self.cross is None:
             return clients, None
-        exists = self.bias(obs.history_mask, full)
+        missing = ~obs.history_mask.view(lanes * rounds, length, 1) * BLOCKED  # [R * B, S, 1]
         positions = self.positions.transpose(1, 2)  # [R, 1, T, d]
         by_round = history.view(lanes, rounds, length, -1) + positions
         # Theta_temporal: every round sees itself and older rounds that exist.
-        past = self.temporal(by_round.view(history.shape), sets, exists + self.causal)
-        xi: tuple[Tensor, Tensor] = self.cross(clients, past, sets, exists)
-        return xi
-
-    def bias(self, mask: Tensor, full: bool) -> Tensor:
-        """Turn a mask of what may be seen `[R, B, S]` into a bias `[R * B * h, S, 1]`."""
-        if full:
-            return self.causal.new_zeros(1, 1, 1)
-        bias = self.causal.new_zeros(mask.shape).masked_fill(~mask, BLOCKED)
-        by_head = bias[:, :, None, :, None].expand(-1, -1, self.heads, -1, -1)
-        return by_head.flatten(0, 2)
+        past = self.temporal(by_round.view(history.shape), missing + self.causal)
+        xi, weights = self.cross(clients, past, missing)
+        return xi, weights
 
 
 class Dueling(nn.Module):
@@ -298,7 +304,8 @@ class Dueling(nn.Module):
             identity: e of every client.  # [R, B * V, d_emb]
             mask: True for real clients.  # [R, B, V]
         """
-        share = (mask / mask.sum(dim=2, keepdim=True).clamp_min(1)).unsqueeze(2)  # [R, B, 1, V]
+        count = mask.sum(dim=2, keepdim=True).clamp_min(1)  # [R, B, 1]
+        share = (mask / count).unsqueeze(2)  # [R, B, 1, V]
         cluster = pooled(xi, share)  # [R, B, d]
         value = self.value_input(cluster)
         advantage = self.advantage_input(xi)  # [R, B * V, hidden]
@@ -319,7 +326,8 @@ def pooled(tokens: Tensor, share: Tensor) -> Tensor:
     """Average `[R, B * V, d]` over V with the weights `[R, B, 1, V]` -> `[R, B, d]`."""
     lanes, rounds, _, visible = share.shape
     by_set = tokens.reshape(lanes * rounds, visible, -1)
-    return torch.bmm(share.flatten(0, 1), by_set).view(lanes, rounds, -1)
+    means = torch.bmm(share.flatten(0, 1), by_set)  # [R * B, 1, d]
+    return means.view(lanes, rounds, -1)
 
 
 class IdentityTable(nn.Module):
@@ -331,25 +339,22 @@ class IdentityTable(nn.Module):
         self.norm = LaneNorm(lanes, dim)
 
     def draw_identities(self, lane: int, seed: int) -> None:
-        """Draw the first values of a lane."""
-        self.weight.data[lane] = fresh_identities(seed, *self.weight.shape[1:])
+        """Draw the first values of a lane; those of a client depend on the seed and its id only."""
+        _, rows, dim = self.weight.shape
+        blocks: list[Tensor] = []
+        for block in range(math.ceil(rows / _IDENTITY_BLOCK)):
+            draw = rng.generator(seed, "identity", block)
+            blocks.append(torch.randn(_IDENTITY_BLOCK, dim, generator=draw))
+        self.weight.data[lane] = torch.cat(blocks)[:rows]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed ids `[R, n]` -> `[R, n, dim]`, each lane by its own table."""
-        lanes, rows, dim = self.weight.shape
-        first_rows = torch.arange(lanes, device=ids.device).view(lanes, 1) * rows
-        vectors = F.embedding(ids + first_rows, self.weight.reshape(lanes * rows, dim))
+        lanes, rows, _ = self.weight.shape
+        first_rows = rows * torch.arange(lanes, device=ids.device).unsqueeze(1)  # [R, 1]
+        tables = self.weight.flatten(0, 1)  # [R * N, dim]
+        vectors = F.embedding(first_rows + ids, tables)
         embedded: Tensor = self.norm(vectors)
         return embedded
-
-
-def fresh_identities(seed: int, rows: int, dim: int) -> Tensor:
-    """Draw the first identities of clients 0 to `rows` - 1, whatever their number `[rows, dim]`."""
-    blocks = []
-    for block in range(math.ceil(rows / _IDENTITY_BLOCK)):
-        draw = rng.generator(seed, "identity", block)
-        blocks.append(torch.randn(_IDENTITY_BLOCK, dim, generator=draw))
-    return torch.cat(blocks)[:rows]
 
 
 class QNetwork(nn.Module):
@@ -372,7 +377,6 @@ class QNetwork(nn.Module):
         features = sizes.features(config)
         outputs = sizes.outputs(config)
         identity_dim = config.identity_dim if config.identity == "table" else 0
-        self.per_class = config.q_output == "per_class"
         self.identity = (
             IdentityTable(lanes, sizes.num_clients, identity_dim) if identity_dim else None
         )
@@ -383,33 +387,29 @@ class QNetwork(nn.Module):
             LaneLinear(lanes, dim, sizes.num_classes) if config.aux_weight > 0 else None
         )
         for lane, seed in enumerate(seeds):
-            self.draw_weights(lane, seed)
+            if self.identity is not None:
+                self.identity.draw_identities(lane, seed)
+            with rng.isolated(seed, "qnet"):
+                _draw_in_order(self, lane)
         self.to(device)
         self.rows = _joined(self)  # [R, P] all parameters of a lane side by side
 
-    def draw_weights(self, lane: int, seed: int) -> None:
-        """Draw the first weights of a lane."""
-        if self.identity is not None:
-            self.identity.draw_identities(lane, seed)
-        with rng.isolated(seed, "qnet"):
-            _draw_in_order(self, lane)
-
-    def forward(self, obs: Observation, full: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return Q and the cross-attention weights.
-
-        Args:
-            obs: what the agents saw.
-            full: no client and no round is masked, which saves work.
+    def forward(self, obs: Observation) -> tuple[Tensor, Tensor | None]:
+        """Return Q and the cross-attention weights of what the agents saw.
 
         Returns:
-            Q `[R, B, V]`, or `[R, B, V, C]` per class, of no meaning in padded slots; and weights
-            `[R * B * heads, H+1, V]`, or None without a cross-attention.
+            Q `[R, B, V, C]`, C being 1 unless there is one for each class, of no meaning in padded
+            slots; and weights `[R * B * heads, H+1, V]`, or None without a cross-attention.
         """
-        clients, history = self.encoder(obs.clients.flatten(1, 2), obs.history.flatten(1, 2))
-        xi, weights = self.mixer(clients, history, obs, full)
-        identity = None if self.identity is None else self.identity(obs.ids.flatten(1))
-        q = self.heads(xi, identity, obs.mask)  # [R, B, V, 1 or C]
-        return (q if self.per_class else q.squeeze(-1)), weights
+        features = obs.clients.flatten(1, 2)  # [R, B * V, F]
+        sketches = obs.history.flatten(1, 2)  # [R, B * T, D]
+        clients, history = self.encoder(features, sketches)
+        xi, weights = self.mixer(clients, history, obs)
+        identity = None
+        if self.identity is not None:
+            identity = self.identity(obs.ids.flatten(1))  # [R, B * V, d_emb]
+        q = self.heads(xi, identity, obs.mask)
+        return q, weights
 
     def histogram(self, obs: Observation) -> Tensor:
         """Predict the class histogram of the current global model from its token `[R, B, C]`."""
@@ -419,7 +419,10 @@ class QNetwork(nn.Module):
 
     def lane_weights(self, lane: int) -> dict[str, Tensor]:
         """Return copies of the parameters of one lane by name, on the CPU."""
-        return {name: p.detach()[lane].cpu().clone() for name, p in self.named_parameters()}
+        weights: dict[str, Tensor] = {}
+        for name, parameter in self.named_parameters():
+            weights[name] = parameter.detach()[lane].cpu().clone()
+        return weights
 
     @torch.no_grad()
     def load_lane_weights(self, lane: int, weights: dict[str, Tensor]) -> None:
@@ -431,8 +434,9 @@ class QNetwork(nn.Module):
 def _joined(net: nn.Module) -> Tensor:
     """Move all parameters `[R, *shape]` into one matrix `[R, P]` and leave views of it behind."""
     parameters = list(net.parameters())
-    rows = torch.cat([parameter.data.flatten(1) for parameter in parameters], dim=1)
-    widths = [parameter[0].numel() for parameter in parameters]
+    flat = [parameter.data.flatten(1) for parameter in parameters]
+    rows = torch.cat(flat, dim=1)
+    widths = [parameter.shape[1] for parameter in flat]
     for parameter, columns in zip(parameters, rows.split(widths, dim=1), strict=True):
         parameter.data = columns.view(parameter.shape)
     return rows

@@ -41,7 +41,7 @@ def pack(weights: dict[str, Tensor], config: AgentConfig, sizes: AgentSizes) -> 
     }
 
 
-def check(policy: dict[str, Any], config: AgentConfig, sizes: AgentSizes) -> None:
+def check_fit(policy: dict[str, Any], config: AgentConfig, sizes: AgentSizes) -> None:
     """Raise UserError where the policy does not fit an agent built from `config` and `sizes`."""
     settings = {**asdict(AgentConfig()), **_RETIRED, **policy["agent"]}  # older ones lack keys
     for key, only_value in _RETIRED.items():

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.agent.agent import Agents
 from fedglimpse.agent.inputs import standardised
-from fedglimpse.agent.learner import class_scores, set_value
+from fedglimpse.agent.learner import set_value
 from fedglimpse.agent.memory import Sampled
 
 LEAST_ROUNDS = 10  # of a run, to correlate Q-values with rewards
@@ -77,8 +77,10 @@ class PooledMemories:
             drawn = torch.randint(len(self.starts), (size,), generator=draw)
             sampled = self.sampled(self.starts[drawn])
             batch = self.agents.memory.gather(sampled, self.width)
-            later = self.agents.memory.gather_next(sampled, self.width)
-            future = pupil.learner.future(later)
+            later = sampled._replace(entries=sampled.entries + self.config.n_step)
+            obs = self.agents.memory.observe(later, self.width)
+            (k,) = self.agents.memory.rows_of(later.lanes, later.entries, "k")
+            future = pupil.learner.future(obs, k)
             losses.append(pupil.learner.update(batch, future, weights, active))
             after()
         return torch.cat(losses).tolist() if losses else []
@@ -98,11 +100,12 @@ class PooledMemories:
             if not len(starts):
                 continue
             batch = self.agents.memory.gather(self.sampled(starts), self.width)
-            q = class_scores(pupil.learner.online(batch.obs)[0][0], self.config.per_class_score)
+            q, _ = pupil.learner.online(batch.obs)
+            scores = pupil.learner.class_scores(q.squeeze(0), dim=2)  # [B, V]
             mask = batch.obs.mask[0]
             chosen = batch.chosen[0]
             some_left = (chosen.sum(1) < mask.sum(1)).cpu()  # not everybody was selected
-            values = advantage(q, mask, chosen).cpu()[some_left]
+            values = advantage(scores, mask, chosen).cpu()[some_left]
             changes = reward_changes(self.agents, lane, starts[:, 1])[some_left]
             if len(values) < LEAST_ROUNDS:
                 continue

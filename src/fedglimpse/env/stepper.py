@@ -209,13 +209,12 @@ class LaneStepper:
         for lane, history, view in zip(self.world.lanes, self.histories, views, strict=True):
             if view is not None:
                 history.push(0, view.server["global_sketch"], view.round_num)
-            sketches, mask = history.window()  # [1, H+1, D], [1, H+1]
             observation = LaneObservation(
                 seed=lane.seed,
                 round_num=lane.round_num,
                 view=view,
-                history=sketches[0].clone(),
-                history_mask=mask[0],
+                history=history.sketches[0].clone(),
+                history_mask=history.exists[0].clone(),
             )
             self.observations.append(observation)
         return self.observations

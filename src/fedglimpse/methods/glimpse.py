@@ -18,7 +18,6 @@ from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.explore import Picked, pick
 from fedglimpse.agent.memory import Round
 from fedglimpse.agent.policy import check_lessons, check_sketch, read_policy
-from fedglimpse.agent.reward import Shaping
 from fedglimpse.methods.base import MethodInfo, Setting
 from fedglimpse.types import Choice, Method, Outcome, View
 
@@ -60,11 +59,11 @@ class GlimpseSelector:
         self.num_classes = num_classes
         self.sketch: dict[str, Any] = {}  # how sketches are made, for the policy
         self.step = 0  # rounds acted: the t of the epsilon schedule
-        self.shaping = Shaping(config.gamma) if config.reward == "change" else None
+        self.last_reward = torch.zeros(1)  # of the round before; Eq. (reward) begins with 0
         sizes = AgentSizes(sketch_dim, num_classes, num_clients)
         self.agents = Agents(config, sizes, [seed], torch.device(device))
         self.lane = 0
-        self._unknown = torch.full((num_classes,), torch.nan)  # a histogram that was not reported
+        self._unknown = torch.full((num_classes,), torch.nan)  # counts that were not reported
         self._pending: tuple[View, int, ScoredView, Picked] | None = None
 
     @property
@@ -128,6 +127,7 @@ class GlimpseSelector:
                 f"feedback for round {outcome.round_num} without a choice in it: call select first"
             )
         view, k, scored, picked = self._pending
+        counts = view.server.get("proxy_histogram", self._unknown).float()  # [C]
         metrics = {
             "mean_q": float(scored.scores.mean()),
             "q_spread": float(scored.scores.std(correction=0)),
@@ -144,7 +144,7 @@ class GlimpseSelector:
             chosen=torch.isin(view.ids, outcome.selected),  # clients whose update failed are not
             sketch=scored.sketch,
             reward=self._reward(outcome),
-            histogram=self._histogram(view),
+            histogram=counts / counts.sum(),  # NaN where it was not reported
             k=k,
         )
         self.step += 1
@@ -152,17 +152,29 @@ class GlimpseSelector:
         return finished, metrics
 
     def _reward(self, outcome: Outcome) -> Tensor:
-        """Return what the agent learns from: one reward `[1]`, or one for each class `[C]`."""
-        per_class = self.config.q_output == "per_class"
-        reward = outcome.reward_per_class if per_class else torch.full((1,), outcome.reward)
-        return reward.float() if self.shaping is None else self.shaping(reward.float())
+        """Return what the agent learns from: one reward `[1]`, or one for each class `[C]`.
 
-    def _histogram(self, view: View) -> Tensor:
-        """Return the global model's class shares on the proxy set `[C]`, NaN where not reported."""
-        counts = view.server.get("proxy_histogram")
-        if counts is None:
-            return self._unknown
-        return counts.float() / counts.sum()
+        With `agent.reward=change` that is what changed: the same optimal choices, without the level
+        to be learnt first. The reward is the score of the global model, which depends on all
+        choices so far and hardly on the last one. A Q of such rewards is mostly the level of the
+        score, and what tells clients apart is lost in the error about that level. Shaping by a
+        potential changes no optimal policy (Ng, Harada and Russell, 1999). With the value of a
+        score that stays where it is as the potential,
+
+            Phi^t = r^{t-1} / (1 - gamma)
+            r^t + gamma Phi^{t+1} - Phi^t = (r^t - r^{t-1}) / (1 - gamma)
+
+        so that Q says how much a choice lifts what is still to come.
+        """
+        if self.config.q_output == "per_class":
+            reward = outcome.reward_per_class.float()
+        else:
+            reward = torch.full((1,), outcome.reward)
+        if self.config.reward == "level":
+            return reward
+        change = reward - self.last_reward
+        self.last_reward = reward.clone()
+        return change / (1 - self.config.gamma)
 
     def policy(self) -> dict[str, Any]:
         """Return the trained policy: weights, settings, identities, statistics. No rounds."""
@@ -183,8 +195,8 @@ class GlimpseSelector:
         """Return everything needed to resume after a finished round."""
         state = self.agents.state_dict(self.lane)
         state |= {"step": self.step, "frozen": self.frozen}
-        if self.shaping is not None:
-            state["shaping"] = self.shaping.state_dict()
+        if self.config.reward == "change":
+            state["shaping"] = {"last": self.last_reward.clone()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -192,8 +204,8 @@ class GlimpseSelector:
         self.agents.load_state_dict(self.lane, state)
         self.step = state["step"]
         self.frozen = state["frozen"]
-        if self.shaping is not None:
-            self.shaping.load_state_dict(state["shaping"])
+        if self.config.reward == "change":
+            self.last_reward = state["shaping"]["last"].clone()
 
 
 class GlimpseGroup:

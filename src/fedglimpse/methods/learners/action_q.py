@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.agent.flops import update_flops
-from fedglimpse.methods.learners.double_dqn import CandidateDQN, ReplayBatch
+from fedglimpse.methods.learners.double_dqn import UPDATE_PASSES, CandidateDQN, ReplayBatch
 
 
 class ClientObservation(NamedTuple):
@@ -137,7 +136,7 @@ class ActionAgent:
         if self.updates % self.sync == 0:
             self.learner.sync_target()
         forward = len(rows) * self.flops
-        return float(loss), update_flops(forward, forward)
+        return float(loss), UPDATE_PASSES * forward
 
     def _observe(self, features: Tensor) -> ClientObservation:
         return ClientObservation(

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from fedglimpse.agent.learner import set_value, top_members
 
+UPDATE_PASSES = 5  # an update in forward passes: forward and backward 3, the targets 2
+
 Network = TypeVar("Network", bound=nn.Module)
 
 

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedglimpse import rng
-from fedglimpse.agent.flops import update_flops
 from fedglimpse.agent.inputs import finite
 from fedglimpse.agent.learner import set_value
 from fedglimpse.errors import UserError
-from fedglimpse.methods.learners.double_dqn import CandidateDQN, ReplayBatch
+from fedglimpse.methods.learners.double_dqn import UPDATE_PASSES, CandidateDQN, ReplayBatch
 from fedglimpse.types import View
 
 MOST_WEIGHTS = 200_000_000  # of a Q-network: 3.2 GB with its target and Adam's memory
@@ -261,7 +260,7 @@ class PopulationAgent:
         if self.updates % self.sync == 0:
             self.learner.sync_target()
         forward = len(entries) * self.flops
-        return float(loss), update_flops(forward, forward)
+        return float(loss), UPDATE_PASSES * forward
 
     def transitions(self, entries: Tensor) -> ReplayBatch:
         """Build the one-step transitions of these rounds, one row for each, or for each client."""
