@@ -52,7 +52,7 @@ Feedback = Callable[[Sequence[Outcome | None]], Sequence[Mapping[str, float]]]
 def agents_of(settings: Sequence[Setting]) -> tuple[Select, Feedback]:
     """Build one agent for each lane; return what a simulation calls to choose and to learn."""
     from fedglimpse.methods.build import build_method
-    from fedglimpse.runs.selectors import Selectors
+    from fedglimpse.runs.rounds import Selectors
 
     methods = [build_method("glimpse", setting) for setting in settings]
     selectors = Selectors(methods, [K] * len(methods))

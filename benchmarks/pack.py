@@ -21,8 +21,7 @@ from fedglimpse.cli.timing import Stopwatch, random_data, watch_round
 from fedglimpse.federation.devices import pick_device
 from fedglimpse.runs.build import WorldSetup, world_of
 from fedglimpse.runs.provenance import code
-from fedglimpse.runs.rounds import run_round, selectors_of
-from fedglimpse.runs.selectors import Selectors
+from fedglimpse.runs.rounds import Selectors, run_round, selectors_of
 from fedglimpse.simulation.world import World
 from fedglimpse.studies.sweep.plan import configs_of, read_plan
 from fedglimpse.studies.sweep.runner import cell_filter

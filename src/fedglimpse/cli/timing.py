@@ -32,8 +32,7 @@ from fedglimpse.federation.devices import Precision, pick_device
 from fedglimpse.runs.build import WorldSetup, device_of, world_of
 from fedglimpse.runs.folder import write_atomically, writing
 from fedglimpse.runs.provenance import environment
-from fedglimpse.runs.rounds import run_round, selectors_of
-from fedglimpse.runs.selectors import Selectors
+from fedglimpse.runs.rounds import Selectors, run_round, selectors_of
 from fedglimpse.simulation.world import World
 
 

@@ -30,8 +30,13 @@ def weighted_delta(state: Tensor, update: Update) -> Tensor:
     """
     weights = update.weights
     total = weights.sum(-1, keepdim=True)
-    equal_shares = torch.full_like(weights, 1 / max(weights.shape[-1], 1))
-    shares = torch.where(total > 0, weights / total.clamp(min=1e-30), equal_shares)
+    num_clients = max(weights.shape[-1], 1)
+    equal_shares = torch.full_like(weights, 1 / num_clients)
+    shares = torch.where(
+        total > 0,
+        weights / total.clamp(min=1e-30),
+        equal_shares,
+    )
     parameters = update.deltas[..., : update.num_params]
     buffers = update.deltas[..., update.num_params :]
     parameter_change = weights.unsqueeze(-2) @ parameters  # [..., 1, num_params]
@@ -90,7 +95,8 @@ class TemporalWindow(WeightedDelta):
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
-        models = self.window_with(state, weighted_delta(state, update))
+        aggregate = weighted_delta(state, update)
+        models = self.window_with(state, aggregate)
         return torch.stack(models).mean(0)
 
     def window_with(self, state: Tensor, aggregate: Tensor) -> list[Tensor]:
@@ -143,4 +149,5 @@ def step_lanes(aggregators: Sequence[Aggregator], states: Tensor, update: Update
         if not isinstance(aggregator, TemporalWindow):
             return aggregates  # they have the same key: none is a window
         models += aggregator.window_with(state, aggregate)
-    return torch.stack(models).unflatten(0, (len(states), -1)).mean(1)
+    windows = torch.stack(models).unflatten(0, (len(states), -1))  # [R, window, d]
+    return windows.mean(1)

@@ -149,10 +149,12 @@ class Pack:
             for run in self.runs:
                 at_exit.callback(run.live.end)
                 run.open(resume)
-            single = len(self.runs) == 1
-            name = self.runs[0].config.method if single else f"{len(self.runs)} runs"
+            name = f"{len(self.runs)} runs"
+            if len(self.runs) == 1:
+                name = self.runs[0].config.method
             rounds_done = min(run.rounds_done for run in self.runs)
-            self.listener.begin(name, rounds_done, max(run.config.rounds for run in self.runs))
+            rounds_total = max(run.config.rounds for run in self.runs)
+            self.listener.begin(name, rounds_done, rounds_total)
             at_exit.callback(self.listener.end)
             try:
                 self.run_rounds(should_stop)
@@ -214,7 +216,8 @@ class Pack:
         """Return which lanes' newest models are scored on the test set."""
         on_test: list[bool] = []
         for run in self.unfinished:
-            on_test += [run.is_due(run.config.evaluate.every)] * len(run.lanes)
+            is_due = run.is_due(run.config.evaluate.every)
+            on_test += [is_due] * len(run.lanes)
         return on_test
 
     def models_are_kept(self) -> bool:
@@ -226,7 +229,7 @@ class Pack:
 
         `storage/checkpoint.py` says how this survives being killed.
         """
-        folders = []
+        folders: list[RunFolder] = []
         for run in self.unfinished:
             if run.folder is None:
                 continue
@@ -240,12 +243,17 @@ class Pack:
 
     def finish_runs(self) -> None:
         """Finish the runs that have all their rounds, and take their lanes out of the world."""
-        finished = [run for run in self.unfinished if run.is_finished]
-        self.unfinished = [run for run in self.unfinished if not run.is_finished]
-        for run in finished:
-            run.finish()
-        if finished and self.unfinished:  # the lanes of the last runs stay, to be looked at
-            self.world.retire([lane for run in finished for lane in run.lanes])
+        unfinished: list[PackedRun] = []
+        finished_lanes: list[Lane] = []
+        for run in self.unfinished:
+            if run.is_finished:
+                run.finish()
+                finished_lanes += run.lanes
+            else:
+                unfinished.append(run)
+        self.unfinished = unfinished
+        if finished_lanes and unfinished:  # the lanes of the last runs stay, to be looked at
+            self.world.retire(finished_lanes)
             self.selectors = selectors_of(self.world)
 
 

@@ -80,11 +80,11 @@ class TrainedClients:
     @staticmethod
     def joined(links: Sequence[TrainedClients]) -> TrainedClients:
         """Return the clients that trained one after another, in order."""
-        columns: dict[str, list[Tensor]] = {field.name: [] for field in fields(TrainedClients)}
-        for clients in links:
-            for name, column in columns.items():
-                column.append(getattr(clients, name))
-        return TrainedClients(**{name: torch.cat(column) for name, column in columns.items()})
+        columns: dict[str, Tensor] = {}
+        for column in fields(TrainedClients):
+            values = [getattr(clients, column.name) for clients in links]
+            columns[column.name] = torch.cat(values)
+        return TrainedClients(**columns)
 
 
 @dataclass
@@ -148,6 +148,7 @@ class LaneRound:
     def activity(self, lane: Lane, selector_flops: int) -> Activity:
         """Count what the round did, for its costs; a round that passes asks nothing of anyone."""
         has_view = self.view is not None
+        needs_nothing: frozenset[str] = frozenset()
         visible: Mapping[int, int] = {}
         if has_view or self.trained_ids:
             visible = self.examples
@@ -155,14 +156,14 @@ class LaneRound:
         if self.selected is not None:
             selected = self.selected.tolist()
         return Activity(
-            needs=lane.method.selector.needs if visible else frozenset(),
-            needs_after=lane.needs_after if has_view else frozenset(),
+            needs=lane.method.selector.needs if visible else needs_nothing,
+            needs_after=lane.needs_after if has_view else needs_nothing,
             visible=len(visible),
             visible_examples=sum(visible.values()),
             trained=len(self.trained_ids),
-            trained_examples=sum(map(self.examples.__getitem__, self.trained_ids)),
+            trained_examples=sum(self.examples[client] for client in self.trained_ids),
             chosen=len(selected),
-            chosen_examples=sum(map(self.examples.__getitem__, selected)),
+            chosen_examples=sum(self.examples[client] for client in selected),
             selector_flops=selector_flops,
             distils=lane.method.objective.distill > 0,
         )
@@ -214,9 +215,10 @@ class RoundResults:
             metrics: what each selector's feedback returned.
         """
         test_scores = _by_lane(self.test_scores)
-        records = []
+        records: list[dict[str, Any]] = []
         for r, lane_metrics in enumerate(metrics):
-            records.append(self._record(r, lane_metrics, test_scores.get(r)).to_json())
+            record = self._record(r, lane_metrics, test_scores.get(r))
+            records.append(record.to_json())
         return records
 
     def _record(
@@ -236,7 +238,8 @@ class RoundResults:
         if COUNTED_METRIC in metrics:
             selector_flops = reported_flops(metrics, feedback_source)
             del metrics[COUNTED_METRIC]  # counted in the cost
-        cost = self.costs.round(lane_round.activity(lane, selector_flops))
+        activity = lane_round.activity(lane, selector_flops)
+        cost = self.costs.round(activity)
         return RoundRecord(
             lane=r,
             seed=lane.seed,
@@ -269,7 +272,11 @@ def _by_lane(pending: Sequence[ScoresOfLanes]) -> dict[int, Scores]:
 
 
 def step_alone(
-    lane: Lane, lane_round: LaneRound, state: Tensor, clients: TrainedClients, num_params: int
+    lane: Lane,
+    lane_round: LaneRound,
+    state: Tensor,
+    clients: TrainedClients,
+    num_params: int,
 ) -> None:
     """Replace the global model `state` `[d]` of one lane by the next one.
 
@@ -292,7 +299,8 @@ def step_alone(
         num_params=num_params,
         reports={name: reports[name] for name in aggregator.needs if name in reports},
     )
-    state.copy_(checked_step(aggregator, state.clone(), update))
+    new_state = checked_step(aggregator, state.clone(), update)
+    state.copy_(new_state)
     if aggregator.applied is not None:
         lane_round.weights = aggregator.applied.cpu().double()
 
@@ -315,21 +323,24 @@ def step_together(
         clients: those whose updates are used, the same number in every lane.
         num_params: as in `step_alone`.
     """
-    weights = torch.stack([lane_round.weights for lane_round in rounds]).to(states.dtype)
+    weights = torch.stack([lane_round.weights for lane_round in rounds])
+    weights = weights.to(states.dtype)
     sizes: list[Tensor] = []
     for lane, trained in zip(lanes, clients, strict=True):
         sizes.append(lane.population.sizes[trained.ids])
+    deltas = deltas_of(clients)  # [R * K, d]
     update = Update(
         round_num=-1,  # every lane counts its own
         ids=torch.stack([trained.ids for trained in clients]),
         sizes=torch.stack(sizes),
         starts=states[:, None],
-        deltas=deltas_of(clients).unflatten(0, (len(clients), -1)),  # [R, K, d]
+        deltas=deltas.unflatten(0, (len(clients), -1)),  # [R, K, d]
         weights=weights.to(states.device, non_blocking=True),
         num_params=num_params,
         reports={},
     )
-    return step_lanes([lane.method.aggregator for lane in lanes], states, update)
+    aggregators = [lane.method.aggregator for lane in lanes]
+    return step_lanes(aggregators, states, update)
 
 
 def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> list[TrainedClients]:
@@ -342,10 +353,11 @@ def pick_each(clients: Sequence[TrainedClients], slots: Sequence[Tensor]) -> lis
     rows: list[int] = []  # positions among the clients of all lanes
     first_row = 0  # of a lane
     for trained, lane_slots in zip(clients, slots, strict=True):
-        rows += [first_row + slot for slot in lane_slots.tolist()]
+        rows += (first_row + lane_slots).tolist()
         first_row += trained.ids.shape[0]
     device = clients[0].states.device
-    row_index = torch.tensor(rows, dtype=torch.long).to(device, non_blocking=True)
+    row_index = torch.tensor(rows, dtype=torch.long)
+    row_index = row_index.to(device, non_blocking=True)
     states = states_of(clients)[row_index]
     picked = []
     first_row = 0  # of a lane in `states`

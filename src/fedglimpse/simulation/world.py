@@ -199,7 +199,8 @@ class World:
                 early[r] = candidates
         updates: dict[int, TrainedClients] = {}
         if early:
-            picked = pick_each(list(early.values()), [chosen[r].slots for r in early])
+            slots = [chosen[r].slots for r in early]
+            picked = pick_each(list(early.values()), slots)
             updates |= zip(early, picked, strict=True)
         if late_ids:
             states = self.states.clone()
@@ -262,8 +263,13 @@ class World:
         Args:
             on_test: lanes whose model is scored on the test set, too.
         """
-        chose = {r for r, lane_round in enumerate(self.rounds) if lane_round.selected is not None}
-        due = {r for r, is_due in enumerate(on_test) if is_due}
+        chose: set[int] = set()
+        due: set[int] = set()
+        for r, lane_round in enumerate(self.rounds):
+            if lane_round.selected is not None:
+                chose.add(r)
+            if on_test[r]:
+                due.add(r)
         return RoundResults(
             lanes=list(self.lanes),
             rounds=self.rounds,
@@ -351,7 +357,8 @@ class World:
     def _gather_data(self) -> None:
         """Gather the data of all lanes where they train and are scored, once for many rounds."""
         device = self.states.device
-        self._client_rows.hold([lane.population for lane in self.lanes], device)
+        populations = [lane.population for lane in self.lanes]
+        self._client_rows.hold(populations, device)
         by_size: dict[int, list[int]] = {}  # proxy sets of one size are scored together
         for r, lane in enumerate(self.lanes):
             by_size.setdefault(len(lane.population.proxy), []).append(r)
