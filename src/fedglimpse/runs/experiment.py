@@ -18,6 +18,7 @@ from fedglimpse.plugins import users_fault
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.folder import RunFolder, writing
 from fedglimpse.runs.kept_models import save_models
+from fedglimpse.runs.latecomers import latecomers
 from fedglimpse.runs.progress import Listener, Silent
 from fedglimpse.runs.rounds import positions_of, restore, selectors_of, snapshot
 from fedglimpse.runs.summary import summarise
@@ -326,6 +327,7 @@ class PackedRun:
         save_policies(self.config, self.lanes)
         self.summary = {"method": self.config.method}
         self.summary |= summarise(self.records, self.config.rounds)
+        self.summary |= latecomers(self.world, self.lanes)
         if self.folder is not None:
             self.folder.finish(self.summary)
 

@@ -44,6 +44,7 @@ MEASURES: dict[str, tuple[str, str]] = {  # name -> (what it is, unit)
     "client_flops": ("client compute", "FLOP"),
     "server_flops": ("server compute", "FLOP"),
 }
+LATECOMERS = ("clients", "accuracy", "accuracy_of_first")  # entries of `CellResult.latecomers`
 ALWAYS_NAMED = ("data.name", "method", "rounds")  # in the command that repeats a run
 
 
@@ -125,6 +126,17 @@ class Results:
     def of(self, setting: str) -> list[ReportRow]:
         """Return the rows of one setting."""
         return [row for row in self.rows if row.setting == setting]
+
+    @property
+    def with_latecomers(self) -> list[tuple[ReportRow, dict[str, float]]]:
+        """Rows with clients that came late, and the means over seeds of what is known of them."""
+        rows: list[tuple[ReportRow, dict[str, float]]] = []
+        for row in self.rows:
+            entries = [cell.latecomers for cell in row.cells if cell.latecomers]
+            if entries:
+                means = {name: fmean(entry[name] for entry in entries) for name in LATECOMERS}
+                rows.append((row, means))
+        return rows
 
 
 Finals = Mapping[tuple[str, str], Mapping[int, float]]  # (setting, variant) -> seed -> accuracy

@@ -20,6 +20,7 @@ from fedglimpse.studies.report.page_tables import (
     control_counts,
     cost_bars,
     fairness_table,
+    latecomers_table,
     paper_claims,
     result_tables,
 )
@@ -51,7 +52,7 @@ def page(results: Results) -> str:
         final_text=_final_text(results),
         results=result_tables(results),
         bars=cost_bars(results),
-        fairness=fairness_table(results),
+        fairness=fairness_table(results) + latecomers_table(results),
         paper=_section("paper", "What the paper says", paper_claims(results)),
         reading=Template(_asset("reading.html")).substitute(coverage=bootstrap_coverage()),
         report_command=escape(f"fedglimpse report {shlex.quote(study.source)}"),

@@ -29,6 +29,13 @@ KINDS = {  # kind of a verdict -> title of its column
     "down": "▼ significantly lower",
     "unknown": "inconclusive",
 }
+LATECOMERS_HEADER = {
+    "setting": "where",
+    "variant": "who",
+    "late-comers": "num",
+    "accuracy on their data, %": "num",
+    "on that of the first, %": "num",
+}
 FAIRNESS_HEADER = {
     "setting": "where",
     "variant": "who",
@@ -225,6 +232,31 @@ def fairness_table(results: Results) -> str:
         ]
         lines.append((_tags(row.setting, row.variant), cells))
     return _table(FAIRNESS_HEADER, lines, "fairness cards")
+
+
+def latecomers_table(results: Results) -> str:
+    """Return how well the last models do for clients that came after round 0; empty without any."""
+    lines: list[Line] = []
+    for row, means in results.with_latecomers:
+        cells = [
+            escape(row.setting),
+            _name_of(row.variant),
+            f"{means['clients']:.0f}",
+            percent(means["accuracy"]),
+            percent(means["accuracy_of_first"]),
+        ]
+        lines.append((_tags(row.setting, row.variant), cells))
+    if not lines:
+        return ""
+    lead = (
+        "Accuracy of the model after the last round on the training examples of clients that came "
+        "after round 0, chosen or not, and on those of the clients that were there in round 0; "
+        "means over seeds."
+    )
+    return (
+        f'<h3>Late-comers</h3><p class="lead">{lead}</p>'
+        f"{_table(LATECOMERS_HEADER, lines, 'fairness cards')}"
+    )
 
 
 def commands(results: Results) -> str:

@@ -89,6 +89,10 @@ def _cell_line(cell: CellResult, target: Target | None) -> Line:
         line[f"{measure}_at_end"] = total.amount if total else None
     line["jain"] = participation.jain if participation else None
     line["classes_covered"] = participation.classes_covered if participation else None
+    late = cell.latecomers or {}
+    line["latecomers"] = late.get("clients")
+    line["accuracy_on_latecomers"] = late.get("accuracy")
+    line["accuracy_on_first"] = late.get("accuracy_of_first")
     line["source"] = cell.environment.get(SOURCE)
     return line
 
@@ -211,6 +215,8 @@ def show(results: Results, console: Console) -> None:
         console.print(_table(results, setting))
     if any(row.control for row in results.rows):
         console.print(f"\n{LEGEND}", style="dim", highlight=False)
+    for line in latecomers(results):
+        console.print(escape(line), highlight=False)
     for line in (*missing(results), *diverged(results)):
         console.print(escape(line), style="yellow")
 
@@ -268,6 +274,18 @@ def _comparison(comparison: Comparison | None) -> str:
         return "–"
     style = "bold" if comparison.significant else "dim"
     return f"{t_interval(comparison.difference)} [{style}]{comparison.in_words}[/{style}]"
+
+
+def latecomers(results: Results) -> list[str]:
+    """Return one line for every row with clients that came after round 0."""
+    lines: list[str] = []
+    for row, means in results.with_latecomers:
+        lines.append(
+            f"late-comers: {row.setting}, {row.variant}: {percent(means['accuracy'])} % on the "
+            f"examples of {means['clients']:.0f} clients that came after round 0, "
+            f"{percent(means['accuracy_of_first'])} % on those of the first clients"
+        )
+    return lines
 
 
 def missing(results: Results) -> list[str]:

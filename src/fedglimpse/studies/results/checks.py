@@ -138,7 +138,7 @@ def check_cell(cell: CellResult) -> None:
     states = get_args(CellState)
     need(cell.state in states, "state", cell.state, f"one of {states}")
     _need_all(cell, ("config", "environment"), _is_table, "a table")
-    _need_all(cell, ("theory",), _optional(_is_table), "a table")
+    _need_all(cell, ("theory", "latecomers"), _optional(_is_table), "a table")
     if cell.config:
         for name in ("preset", "method", "data.name"):
             value = cell.config.get(name)
@@ -151,6 +151,8 @@ def check_cell(cell: CellResult) -> None:
         _check_participation(cell.participation)
     if cell.trace is not None:
         _check_trace(cell.trace)
+    for name, value in (cell.latecomers or {}).items():
+        need(is_number(value), f"latecomers.{name}", value, "a number")
 
 
 def _check_facts(facts: Facts) -> None:

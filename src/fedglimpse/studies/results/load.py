@@ -17,6 +17,7 @@ from fedglimpse.config import retired
 from fedglimpse.config.loading import StoredConfig
 from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import FREE_TO_CHANGE
+from fedglimpse.runs.latecomers import LATECOMERS
 from fedglimpse.studies.results.checks import check_head, check_unique
 from fedglimpse.studies.results.run_folder import (
     ClassCounts,
@@ -121,6 +122,7 @@ class _Reader:
             participation=_participation(records, clients, counts),
             trace=trace,
             theory=theory or None,
+            latecomers=_latecomers(folder, planned.seed) if state == "finished" else None,
         )
 
     def _note_trace(self, planned: _PlannedCell, counts: list[list[int]] | None) -> None:
@@ -128,6 +130,12 @@ class _Reader:
         if counts and planned.setting not in self.partitions:
             partition = Partition(planned.setting, planned.seed, counts)
             self.partitions[planned.setting] = partition
+
+
+def _latecomers(folder: Path, seed: int) -> Mapping[str, Any] | None:
+    """Return what summary.json says about clients that came late; None where there are none."""
+    seeds = read_json(folder / "summary.json").get(LATECOMERS)
+    return seeds.get(str(seed)) if isinstance(seeds, dict) else None
 
 
 def _config_of(folder: Path, has_records: bool) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class CellResult:
     trace: RunTrace | None = None  # stored for the first seed of every variant
     theory: Mapping[str, Any] | None = None  # series and figures of theory.json, if there is one
     environment: Mapping[str, Any] = field(default_factory=dict)
+    latecomers: Mapping[str, Any] | None = None  # of summary.json; None: nobody came late
 
     @property
     def name(self) -> CellName:
