@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from fedglimpse.runs.rounds import positions_of
+from fedglimpse.runs.summary import LATECOMERS
 from fedglimpse.simulation.lane import Lane
 from fedglimpse.simulation.world import World
-
-LATECOMERS = "latecomers"  # entry of summary.json
 
 
 def latecomers(world: World, lanes: Sequence[Lane]) -> dict[str, Any]:

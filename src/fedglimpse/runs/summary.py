@@ -13,6 +13,7 @@ from statistics import mean, stdev
 from typing import Any
 
 LAST_ROUNDS = 50  # the paper's: accuracy is the mean over the last 50 rounds
+LATECOMERS = "latecomers"  # entry of summary.json on clients that came late
 COSTS = ("uplink_bytes", "downlink_bytes", "client_flops", "server_flops")
 
 

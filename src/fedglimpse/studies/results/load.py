@@ -17,7 +17,7 @@ from fedglimpse.config import retired
 from fedglimpse.config.loading import StoredConfig
 from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import FREE_TO_CHANGE
-from fedglimpse.runs.latecomers import LATECOMERS
+from fedglimpse.runs.summary import LATECOMERS
 from fedglimpse.studies.results.checks import check_head, check_unique
 from fedglimpse.studies.results.run_folder import (
     ClassCounts,
