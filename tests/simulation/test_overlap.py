@@ -14,6 +14,7 @@ from fedglimpse.federation.aggregation import TemporalWindow
 from fedglimpse.runs.experiment import Pack
 from fedglimpse.runs.progress import Silent
 from fedglimpse.runs.rounds import selectors_of
+from fedglimpse.simulation.evaluation import PendingScores, Scores
 from fedglimpse.simulation.trainers.jobs import (
     JobsSummary,
     LocalTrainer,
@@ -52,12 +53,25 @@ class PendingResults:
         return getattr(self._results, name)
 
 
-def events_of_a_run(method: str, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> list[str]:
-    """Run three rounds on an asynchronous trainer; returns what happened in which order."""
+def events_of_a_run(
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[str] | None = None,
+    **keys: Any,
+) -> list[str]:
+    """Run three rounds on an asynchronous trainer; returns what happened in which order.
+
+    Args:
+        method: name of the method.
+        monkeypatch: lets the run think that clients train in the background.
+        events: where events are noted; None: in a new list.
+        keys: of the configuration.
+    """
+    if events is None:
+        events = []
     monkeypatch.setattr("fedglimpse.runs.experiment.trains_in_background", lambda world: True)
     keys = {"data.name": "digits", "method": method, "rounds": 3, "selection.k": 2} | keys
     pack = Pack([(resolve(keys), None)], Silent())
-    events: list[str] = []
     pack.world.trainer = AsynchronousTrainer(pack.world.trainer, events)
     feedback = pack.selectors.feedback
 
@@ -74,6 +88,22 @@ def test_learning_overlaps_the_training_of_the_next_round(monkeypatch: pytest.Mo
     events = events_of_a_run("glimpse", monkeypatch)
     overlapped = ["launched", "learning", "awaited"]
     assert events == ["launched", "awaited", *overlapped, *overlapped, "learning"]
+
+
+def test_scores_are_awaited_after_the_next_training_is_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    launched_before: list[int] = []  # trainings, each time that scores are awaited
+    wait = PendingScores.wait
+
+    def noted(scores: PendingScores) -> list[Scores]:
+        launched_before.append(events.count("launched"))
+        return wait(scores)
+
+    monkeypatch.setattr(PendingScores, "wait", noted)
+    events_of_a_run("glimpse", monkeypatch, events)
+    assert launched_before == [2, 2, 3, 3, 3, 3]  # of a round: on the proxy and on the test set
 
 
 def test_learning_comes_before_a_choice_that_training_waits_for(
