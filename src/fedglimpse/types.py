@@ -187,6 +187,8 @@ _LEFT_OUT = {"seconds"} | {name for name, kind in RECORD_FIELDS.items() if kind 
 class Selector(Protocol):
     """Chooses among visible clients and may learn from the result.
 
+    What it needs and learns from must stay the same for the whole run.
+
     Attributes:
         needs: names of `reports.CATALOGUE` that must be in the view. Any report of phase
             "trained" makes all visible clients train before the choice.
