@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedglimpse.agent.config import AgentSizes
 from fedglimpse.agent.flops import forward_flops
 from fedglimpse.agent.inputs import Observation
-from fedglimpse.agent.network import Attention
+from fedglimpse.agent.layers import Attention
 
 ABLATIONS: list[dict[str, Any]] = [
     {},

@@ -73,7 +73,11 @@ class Agents:
     """Score visible clients and learn from rounds; know nothing about how sets are picked."""
 
     def __init__(
-        self, config: AgentConfig, sizes: AgentSizes, seeds: Sequence[int], device: torch.device
+        self,
+        config: AgentConfig,
+        sizes: AgentSizes,
+        seeds: Sequence[int],
+        device: torch.device,
     ) -> None:
         """Start without experience (Algorithm 1, lines 2-4).
 
@@ -114,7 +118,10 @@ class Agents:
         Args:
             views: of each lane, None where nobody is seen.
         """
-        seen = {lane: view for lane, view in enumerate(views) if view is not None}
+        seen: dict[int, View] = {}
+        for lane, view in enumerate(views):
+            if view is not None:
+                seen[lane] = view
         scored: list[ScoredView | None] = [None] * self.lanes
         if not seen:
             return scored
@@ -124,9 +131,11 @@ class Agents:
             q, weights = self._replayed_q(on_device)
         else:
             q, weights = self.learner.online(on_device)
-        scores = self.learner.class_scores(q.squeeze(1), dim=2).cpu()  # [R, V]
-        if weights is not None:  # [R * h, H+1, V], B being 1
-            weights = weights.view(self.lanes, self.config.heads, *weights.shape[1:]).cpu()
+        q_of_clients = q.squeeze(1)  # [R, V, C], B being 1
+        scores = self.learner.class_scores(q_of_clients, dim=2).cpu()  # [R, V]
+        if weights is not None:  # [R * h, H+1, V]
+            shape = (self.lanes, self.config.heads, *weights.shape[1:])
+            weights = weights.view(shape).cpu()
             entropies = -torch.special.xlogy(weights, weights).sum(dim=2)  # [R, h, V]
         for lane, view in seen.items():
             count = view.num_visible
@@ -134,7 +143,8 @@ class Agents:
             entropy = None
             if weights is not None:
                 attention = weights[lane, :, :, :count]
-                entropy = float(entropies[lane, :, :count].mean())
+                entropy_of_rows = entropies[lane, :, :count]
+                entropy = float(entropy_of_rows.mean())
             scored[lane] = ScoredView(
                 features=obs.clients[lane, 0, :count],
                 sketch=self.history.sketches[lane, -1].clone(),
@@ -150,9 +160,10 @@ class Agents:
         width = max(view.num_visible for view in seen.values())
         if self.on_gpu:
             width = max(width, self.memory.width)  # the same in most rounds: one recording
-        clients = torch.zeros(self.lanes, 1, width, self.num_features)
-        ids = torch.zeros(self.lanes, 1, width, dtype=torch.int64)
-        mask = torch.zeros(self.lanes, 1, width, dtype=torch.bool)
+        slots_of_all = (self.lanes, 1, width)  # B being 1
+        clients = torch.zeros(*slots_of_all, self.num_features)
+        ids = torch.zeros(slots_of_all, dtype=torch.int64)
+        mask = torch.zeros(slots_of_all, dtype=torch.bool)
         for lane, view in seen.items():
             sketch = finite(view.server["global_sketch"].float())
             is_new = self.history.push(lane, sketch, view.round_num)
@@ -167,12 +178,21 @@ class Agents:
         if self.config.normalise_history:
             history = standardised(history, *self.scale.numbers())
         exists = self.history.exists  # [R, H+1]
-        return Observation(clients, ids, mask, history.unsqueeze(1), exists.unsqueeze(1))
+        return Observation(
+            clients=clients,
+            ids=ids,
+            mask=mask,
+            history=history.unsqueeze(1),
+            history_mask=exists.unsqueeze(1),
+        )
 
     def _replayed_q(self, obs: Observation) -> tuple[Tensor, Tensor | None]:
         """Return Q and attention weights of the online networks from a recording on the GPU."""
         return self._recorded_q(
-            lambda *tensors: self.learner.online(Observation(*tensors)), obs, (), key=()
+            lambda *tensors: self.learner.online(Observation(*tensors)),
+            obs,
+            (),
+            key=(),
         )
 
     def learn(self, rounds: Mapping[int, Round]) -> dict[int, LearningResult]:
@@ -188,12 +208,13 @@ class Agents:
         if not drawn.flops:
             return {}
         if self.on_gpu:
-            td_losses = self._replayed_study(drawn.task).tolist()
+            td_losses = self._replayed_study(drawn.task)
         else:
-            td_losses = self._study(drawn.task, drawn.width).tolist()
+            td_losses = self._study(drawn.task, drawn.width)
+        loss_of_lane = td_losses.tolist()
         results: dict[int, LearningResult] = {}
         for lane, flops in drawn.flops.items():
-            results[lane] = LearningResult(td_losses[lane], flops)
+            results[lane] = LearningResult(loss_of_lane[lane], flops)
         return results
 
     def _draw(self, rounds: Mapping[int, Round]) -> DrawnTask:
@@ -211,20 +232,34 @@ class Agents:
             starts = memory.starts(lane)
             if len(starts) < self.config.learn_start or not times:
                 continue
-            order = rng.shuffles(self.seeds[lane], "replay", item.round_num, times, len(starts))
+            order = rng.shuffles(
+                self.seeds[lane],
+                "replay",
+                item.round_num,
+                times,
+                len(starts),
+            )
             of_lane = starts[order[:, :size].numpy()]  # [m, up to B]
             count = of_lane.shape[1]
             entries[lane, :, :count] = torch.from_numpy(of_lane)
             weights[lane, :, :count] = 1 / count
             active[lane] = 1.0
             later = of_lane + self.config.n_step
-            visible = int(memory.visible[lane, of_lane % memory.capacity].max())
-            visible_later = int(memory.visible[lane, later % memory.capacity].max())
+            num_visible = memory.visible[lane]  # [capacity]
+            visible = int(num_visible[of_lane % memory.capacity].max())
+            visible_later = int(num_visible[later % memory.capacity].max())
             width = max(width, visible, visible_later)
             of_transition = update_flops(self.config, self.sizes, visible, visible_later)
             flops[lane] = of_lane.size * of_transition
         mean, factor = self.scale.numbers()
-        task = LearningTask(entries.flatten(1), weights.flatten(1), active, oldest, mean, factor)
+        task = LearningTask(
+            entries=entries.flatten(1),
+            weights=weights.flatten(1),
+            active=active,
+            oldest=oldest,
+            mean=mean,
+            factor=factor,
+        )
         return DrawnTask(task, width, flops)
 
     def _replayed_study(self, task: LearningTask) -> Tensor:
@@ -249,14 +284,20 @@ class Agents:
             sketches = sketches[:, :rows_in_use]
         if self.config.normalise_history:
             sketches = standardised(sketches, task.mean, task.factor)
-        lanes = torch.arange(self.lanes, device=self.device).unsqueeze(1)  # [R, 1]
-        sampled = Sampled(lanes, task.entries, task.oldest, sketches)
+        lanes = torch.arange(self.lanes, device=self.device)
+        sampled = Sampled(
+            lanes=lanes.unsqueeze(1),  # [R, 1]
+            entries=task.entries,
+            oldest=task.oldest,
+            sketches=sketches,
+        )
         all_futures = None
         if self.config.targets_once:
             all_futures = self._future(sampled, width)
         size = self.config.batch_size
         losses = torch.zeros(self.lanes, device=self.device)
-        for start in range(0, task.entries.shape[1], size):
+        num_entries = task.entries.shape[1]  # m * B
+        for start in range(0, num_entries, size):
             mini_batch = slice(start, start + size)  # of each lane
             starts = sampled._replace(entries=task.entries[:, mini_batch])
             if all_futures is None:
@@ -338,4 +379,5 @@ def distinct(entries: Tensor) -> tuple[Tensor, Tensor]:
         numbers_of_lane, positions_of_lane = of_lane.unique(return_inverse=True)
         numbers.append(numbers_of_lane)
         positions.append(positions_of_lane)
-    return pad_sequence(numbers, batch_first=True), torch.stack(positions)
+    padded = pad_sequence(numbers, batch_first=True)
+    return padded, torch.stack(positions)

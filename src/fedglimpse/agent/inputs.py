@@ -42,7 +42,8 @@ def features_of(view: View, kind: str, standardise: bool) -> Tensor:
     if kind in SKETCHES:
         rows = view.reports[SKETCHES[kind]].float()  # [V, D]
     else:
-        columns = [view.reports[name].float() for name in NUMBERS[kind]]
+        names = NUMBERS[kind]
+        columns = [view.reports[name].float() for name in names]
         columns.append(view.sizes.float())
         rows = torch.stack(columns, dim=1)  # [V, 3] or [V, 4]
     rows = finite(rows)
@@ -54,7 +55,8 @@ def finite(values: Tensor) -> Tensor:
 
     A client that diverged must not spoil the others.
     """
-    return torch.where(values.abs() <= LARGEST, values, 0.0)
+    is_plausible = values.abs() <= LARGEST  # false for NaN
+    return torch.where(is_plausible, values, 0.0)
 
 
 def zscore(rows: Tensor) -> Tensor:
@@ -64,8 +66,11 @@ def zscore(rows: Tensor) -> Tensor:
     """
     wide = rows.double()
     centred = wide - wide.mean(dim=0)
-    deviation = centred.square().mean(dim=0).sqrt()  # [F]
-    varies = wide.amax(dim=0) > wide.amin(dim=0)  # [F]
+    variance = centred.square().mean(dim=0)  # [F]
+    deviation = variance.sqrt()
+    largest = wide.amax(dim=0)
+    smallest = wide.amin(dim=0)
+    varies = largest > smallest  # [F]
     standardised_rows = centred / deviation.clamp_min(SMALLEST_DEVIATION)
     return torch.where(varies, standardised_rows, 0.0).float()
 
@@ -120,7 +125,8 @@ class History:
         """Resume a lane from `state`."""
         length = self.sketches.shape[1]
         self.sketches[lane] = state["sketches"]
-        self._exists[lane] = np.arange(length) >= length - state["filled"]
+        num_missing = length - state["filled"]
+        self._exists[lane] = np.arange(length) >= num_missing
         self._round[lane] = state["round"]
 
 
@@ -147,7 +153,8 @@ class RunningScale:
 
         A coordinate that never varied gets zero instead of infinity.
         """
-        variance = self._squares / np.maximum(self._count, 1)
+        count = np.maximum(self._count, 1)
+        variance = self._squares / count
         deviation = np.sqrt(variance)
         inverse = 1.0 / np.maximum(deviation, CONSTANT)
         factor = np.where(deviation > CONSTANT, inverse, 0.0)

@@ -27,8 +27,14 @@ _IDENTITIES = "identity.weight"
 
 
 # How the Q-values of one client for all classes become one score; a scalar Q is its own score.
-CLASS_SCORES: dict[str, Callable[..., Tensor]] = {"mean": torch.mean, "min": torch.amin}
-LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "smooth_l1": F.smooth_l1_loss}
+CLASS_SCORES: dict[str, Callable[..., Tensor]] = {
+    "mean": torch.mean,
+    "min": torch.amin,
+}
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mse": F.mse_loss,
+    "smooth_l1": F.smooth_l1_loss,
+}
 
 
 def set_value(q: Tensor, chosen: Tensor) -> Tensor:
@@ -42,7 +48,8 @@ def set_value(q: Tensor, chosen: Tensor) -> Tensor:
     if q.dim() == 3:
         chosen = chosen.unsqueeze(2)
         size = size.unsqueeze(1)
-    return torch.where(chosen, q, 0.0).sum(dim=1) / size  # [B] or [B, C]
+    of_chosen = torch.where(chosen, q, 0.0)
+    return of_chosen.sum(dim=1) / size  # [B] or [B, C]
 
 
 def top_members(scores: Tensor, mask: Tensor, k: Tensor) -> Tensor:
@@ -57,7 +64,11 @@ class AgentLearner:
     """Online networks that learn and pick, target networks that follow and value the pick."""
 
     def __init__(
-        self, config: AgentConfig, sizes: AgentSizes, seeds: Sequence[int], device: torch.device
+        self,
+        config: AgentConfig,
+        sizes: AgentSizes,
+        seeds: Sequence[int],
+        device: torch.device,
     ) -> None:
         """Start with the target as a copy of the online network (Algorithm 1, line 4)."""
         self.config = config
@@ -89,7 +100,8 @@ class AgentLearner:
         for name, parameter in self.online.named_parameters():
             spared = name == _IDENTITIES and not self.config.identity_decay
             rate = 0.0 if spared else self.config.weight_decay
-            rates.append(torch.full((parameter[0].numel(),), rate))
+            num_values = parameter[0].numel()  # of one lane
+            rates.append(torch.full((num_values,), rate))
         return torch.cat(rates).to(self.steps.device)
 
     @property
@@ -115,12 +127,22 @@ class AgentLearner:
         """
         q, _ = self.online(obs)  # [R, B, V, C]
         scores = self.class_scores(q, dim=3)  # [R, B, V]
-        best = top_members(scores.flatten(0, 1), obs.mask.flatten(0, 1), k.flatten())
+        best = top_members(
+            scores.flatten(0, 1),
+            obs.mask.flatten(0, 1),
+            k.flatten(),
+        )
         target_q, _ = self.target(obs)
         values = set_value(target_q.flatten(0, 1), best)  # [R * B, C]
         return values.view(*k.shape, -1)
 
-    def update(self, batch: NStepBatch, future: Tensor, weights: Tensor, active: Tensor) -> Tensor:
+    def update(
+        self,
+        batch: NStepBatch,
+        future: Tensor,
+        weights: Tensor,
+        active: Tensor,
+    ) -> Tensor:
         """Take one step on one mini-batch of each active lane, Eq. (multistep_dqn_loss).
 
         Args:
@@ -135,9 +157,15 @@ class AgentLearner:
         discount = self.config.gamma**self.config.n_step
         targets = batch.returns + discount * future  # [R, B, C]
         q, _ = self.online(batch.obs)  # [R, B, V, C]
-        values = set_value(q.flatten(0, 1), batch.chosen.flatten(0, 1))  # [R * B, C]
-        losses = self.loss_of(values.view(targets.shape), targets, reduction="none")
-        loss = (losses.mean(dim=2) * weights).sum(dim=1)  # [R]
+        chosen = batch.chosen.flatten(0, 1)
+        values = set_value(q.flatten(0, 1), chosen)  # [R * B, C]
+        losses = self.loss_of(
+            values.view(targets.shape),
+            targets,
+            reduction="none",
+        )
+        of_transitions = losses.mean(dim=2)  # [R, B]
+        loss = (of_transitions * weights).sum(dim=1)  # [R]
         total = loss.sum()
         if self.config.aux_weight:
             total = total + self._histogram_loss(batch, weights)
@@ -147,12 +175,14 @@ class AgentLearner:
     def _histogram_loss(self, batch: NStepBatch, weights: Tensor) -> Tensor:
         """Return the auxiliary loss of the release; rounds without a histogram do not count."""
         predicted = self.online.histogram(batch.obs)  # [R, B, C]
-        is_known = batch.histogram.isfinite().all(dim=2) & (weights > 0)  # [R, B]
+        is_finite = batch.histogram.isfinite().all(dim=2)
+        is_known = is_finite & (weights > 0)  # [R, B]
         difference = predicted - batch.histogram.nan_to_num()
         distance = difference.abs().mean(dim=2)  # [R, B]
         num_known = is_known.sum(dim=1).clamp_min(1)  # [R]
-        of_lane = torch.where(is_known, distance, 0.0).sum(dim=1) / num_known
-        return self.config.aux_weight * of_lane.sum()
+        known_distance = torch.where(is_known, distance, 0.0)
+        of_lanes = known_distance.sum(dim=1) / num_known  # [R]
+        return self.config.aux_weight * of_lanes.sum()
 
     def _step(self, loss: Tensor, active: Tensor) -> None:
         """Move the active lanes down the gradient of the summed loss; targets follow.
@@ -168,7 +198,8 @@ class AgentLearner:
                 shrinkage = self.config.grad_clip / (norm + _CLIP_EPS)
                 gradient *= shrinkage.clamp(max=1.0)
             self._move(gradient, active)
-            self.target.rows.lerp_(self.online.rows, self.config.tau * active)
+            share = self.config.tau * active  # [R, 1]
+            self.target.rows.lerp_(self.online.rows, share)
 
     def _sgd(self, gradient: Tensor, active: Tensor) -> None:
         """Step all rows at once; those of waiting lanes by nothing."""
@@ -179,18 +210,24 @@ class AgentLearner:
         """Step all rows at once, without a look at who is active: a CUDA graph records this."""
         gradient = torch.addcmul(gradient, self.online.rows, self.decay)
         self.steps += active
-        self.mean.lerp_(gradient, (1 - _FAST) * active)
-        self.square.lerp_(gradient.square(), (1 - _SLOW) * active)
+        fast_share = (1 - _FAST) * active
+        slow_share = (1 - _SLOW) * active
+        self.mean.lerp_(gradient, fast_share)
+        self.square.lerp_(gradient.square(), slow_share)
         step = self.steps.clamp(min=1)  # [R, 1]
-        size = active * (self.lr / (1 - _FAST**step))  # [R, 1]
-        unbiased_square = self.square * (1 / (1 - _SLOW**step))
+        mean_correction = 1 - _FAST**step
+        square_correction = 1 - _SLOW**step
+        size = active * (self.lr / mean_correction)  # [R, 1]
+        unbiased_square = self.square * (1 / square_correction)
         deviation = unbiased_square.sqrt_().add_(_EPS)
-        self.online.rows.addcmul_(self.mean / deviation, size, value=-1.0)
+        direction = self.mean / deviation
+        self.online.rows.addcmul_(direction, size, value=-1.0)
 
     def _fused_adam(self, gradient: Tensor, active: Tensor) -> None:
         """Step the active rows by the kernel of `torch.optim.Adam(fused=True)`."""
         self.steps += active
-        for lane in active.flatten().nonzero().flatten().tolist():
+        active_lanes = active[:, 0].nonzero()[:, 0]
+        for lane in active_lanes.tolist():
             for columns, decay in self._equal_decay:
                 torch._fused_adam_(
                     [self.online.rows[lane, columns]],
@@ -217,7 +254,10 @@ class AgentLearner:
 
     def state_dict(self, lane: int) -> dict[str, Any]:
         """Return everything needed to resume a lane: rows of parameters and of Adam."""
-        return {name: tensor[lane].cpu().clone() for name, tensor in self.changed.items()}
+        state: dict[str, Tensor] = {}
+        for name, tensor in self.changed.items():
+            state[name] = tensor[lane].cpu().clone()
+        return state
 
     def load_state_dict(self, lane: int, state: dict[str, Any]) -> None:
         """Resume a lane from `state`."""

@@ -58,7 +58,11 @@ class ReplayMemory:
     """A ring of rounds for each of R lanes, from which n-step transitions are drawn."""
 
     def __init__(
-        self, lanes: int, config: AgentConfig, sizes: AgentSizes, device: torch.device
+        self,
+        lanes: int,
+        config: AgentConfig,
+        sizes: AgentSizes,
+        device: torch.device,
     ) -> None:
         """Allocate `config.buffer` rounds for each lane."""
         self.config = config
@@ -66,12 +70,12 @@ class ReplayMemory:
         self.lanes = lanes
         self.capacity = config.buffer
         self.width = FIRST_WIDTH  # room for visible clients in a row
+        room = (lanes, self.capacity)
         # Rounds are numbered from 0; round e is in row e % capacity until it is overwritten.
         self.count = np.zeros(lanes, dtype=np.int64)  # rounds that were ever added
         self.oldest = np.zeros(lanes, dtype=np.int64)  # number of the oldest that is left
-        self.visible = np.zeros((lanes, self.capacity), dtype=np.int64)  # number of clients
-        self.usable = np.zeros((lanes, self.capacity), dtype=bool)  # some update was used
-        room = (lanes, self.capacity)
+        self.visible = np.zeros(room, dtype=np.int64)  # number of clients
+        self.usable = np.zeros(room, dtype=bool)  # some update was used
         slots = (*room, self.width)
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "clients": ((*slots, sizes.features(config)), torch.float32),
@@ -83,14 +87,14 @@ class ReplayMemory:
             "histogram": ((*room, sizes.num_classes), torch.float32),
             "k": (room, torch.int64),
         }
-        self.rows = {
-            name: torch.zeros(shape, dtype=dtype, device=device)
-            for name, (shape, dtype) in shapes.items()
-        }
+        self.rows: dict[str, Tensor] = {}
+        for name, (shape, dtype) in shapes.items():
+            self.rows[name] = torch.zeros(shape, dtype=dtype, device=device)
 
     def add(self, rounds: Mapping[int, Round]) -> None:
         """Store one round of some lanes, each over the oldest one of its lane."""
-        while max(len(item.ids) for item in rounds.values()) > self.width:
+        most_visible = max(len(item.ids) for item in rounds.values())
+        while most_visible > self.width:
             self._widen()
         lanes = np.fromiter(rounds, dtype=np.int64)
         row_numbers = self.count[lanes] % self.capacity
@@ -99,12 +103,14 @@ class ReplayMemory:
         for name, rows in self.rows.items():
             values = torch.zeros(len(lanes), *rows.shape[2:], dtype=rows.dtype)
             for row, item in zip(values, rounds.values(), strict=True):
+                slots = slice(len(item.ids))
                 if name == "mask":
-                    row[: len(item.ids)] = True
+                    row[slots] = True
                 elif name in _BY_SLOT:
-                    row[: len(item.ids)] = getattr(item, name)
+                    row[slots] = getattr(item, name)
                 else:
-                    row.copy_(torch.as_tensor(getattr(item, name)))
+                    value = getattr(item, name)
+                    row.copy_(torch.as_tensor(value))
             rows[lane_index, row_index] = values.to(self.device)
         for lane, row_number, item in zip(lanes, row_numbers, rounds.values(), strict=True):
             self.visible[lane, row_number] = len(item.ids)
@@ -118,8 +124,10 @@ class ReplayMemory:
         Round t needs round t + n to be there, and a choice that was carried out.
         """
         first = self.oldest[lane]
-        entries = np.arange(first, max(self.count[lane] - self.config.n_step, first))
-        return entries[self.usable[lane, entries % self.capacity]]
+        end = max(self.count[lane] - self.config.n_step, first)
+        entries = np.arange(first, end)
+        is_usable = self.usable[lane, entries % self.capacity]
+        return entries[is_usable]
 
     def gather(self, starts: Sampled, width: int) -> NStepBatch:
         """Build transitions without what they lead to, Eq. (multistep_target).
@@ -133,8 +141,8 @@ class ReplayMemory:
         steps = torch.arange(self.config.n_step, device=self.device)
         discounts = self.config.gamma ** steps.float()  # [n]
         of_steps = entries.unsqueeze(2) + steps  # [R, B, n] round numbers
-        (rewards,) = self.rows_of(lanes.unsqueeze(2), of_steps, "reward")  # [R, B, n, 1 or C]
-        discounted = rewards * discounts.unsqueeze(1)
+        (rewards,) = self.rows_of(lanes.unsqueeze(2), of_steps, "reward")
+        discounted = rewards * discounts.unsqueeze(1)  # [R, B, n, 1 or C]
         chosen, histogram = self.rows_of(lanes, entries, "chosen", "histogram")
         return NStepBatch(
             obs=self.observe(starts, width),
@@ -157,11 +165,12 @@ class ReplayMemory:
         window = entries.unsqueeze(2) + back  # [R, B, H+1] round numbers
         num_rows = rounds.sketches.shape[1]
         flat_rows = lanes.unsqueeze(2) * num_rows + window % num_rows
+        flat_sketches = rounds.sketches.flatten(0, 1)
         return Observation(
             clients=clients[:, :, :width],
             ids=ids[:, :, :width],
             mask=mask[:, :, :width],
-            history=F.embedding(flat_rows, rounds.sketches.flatten(0, 1)),
+            history=F.embedding(flat_rows, flat_sketches),
             history_mask=window >= rounds.oldest.unsqueeze(2),
         )
 
@@ -179,7 +188,8 @@ class ReplayMemory:
         for name in names:
             stored = self.rows[name].flatten(0, 1)  # [R * capacity, ...]
             rows = stored.index_select(0, positions)
-            gathered.append(rows.view(*flat_rows.shape, *stored.shape[1:]))
+            shape = flat_rows.shape + stored.shape[1:]
+            gathered.append(rows.view(shape))
         return gathered
 
     def _widen(self) -> None:
@@ -187,13 +197,16 @@ class ReplayMemory:
         self.width *= 2
         for name in _BY_SLOT:
             rows = self.rows[name]
-            self.rows[name] = torch.cat([rows, torch.zeros_like(rows)], dim=2)
+            room = torch.zeros_like(rows)
+            self.rows[name] = torch.cat([rows, room], dim=2)
 
     def state_dict(self, lane: int) -> dict[str, Any]:
         """Return everything needed to resume a lane; only rows in use."""
         used = int(min(self.count[lane], self.capacity))
-        rows = {name: rows[lane, :used].cpu().clone() for name, rows in self.rows.items()}
-        return {"count": int(self.count[lane]), "rows": rows}
+        used_rows: dict[str, Tensor] = {}
+        for name, rows in self.rows.items():
+            used_rows[name] = rows[lane, :used].cpu().clone()
+        return {"count": int(self.count[lane]), "rows": used_rows}
 
     def load_state_dict(self, lane: int, state: dict[str, Any]) -> None:
         """Resume a lane from `state`."""
@@ -208,5 +221,7 @@ class ReplayMemory:
             rows.zero_()
             inner = tuple(slice(size) for size in saved.shape)
             rows[inner] = saved.to(self.device)
-        self.visible[lane, :used] = saved_rows["mask"].sum(dim=1).numpy()
-        self.usable[lane, :used] = saved_rows["chosen"].any(dim=1).numpy()
+        num_visible = saved_rows["mask"].sum(dim=1)
+        any_chosen = saved_rows["chosen"].any(dim=1)
+        self.visible[lane, :used] = num_visible.numpy()
+        self.usable[lane, :used] = any_chosen.numpy()

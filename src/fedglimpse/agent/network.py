@@ -2,19 +2,14 @@
 
 The paper's Sec. "Spatio-Temporal Attention-based Q-Network": one Q-value for every visible client,
 for any number of clients. Every lane has its own weights, so every parameter has a first dimension
-R, and every product is one for all lanes. Tokens travel as `[R, B * T, d]`: T tokens (clients or
-past global models) of each of B rounds. All parameters are views of one matrix `rows` `[R, P]`,
-which an optimizer moves at once (`learner.py`).
-
-Masks never hold a whole row at minus infinity: a blocked score is lowered by a finite amount whose
-exponential is exactly zero in float32, so that a row with nothing to look at cannot become NaN.
+R (`layers.py`). All parameters are views of one matrix `rows` `[R, P]`, which an optimizer moves at
+once (`learner.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,58 +18,9 @@ from torch import Tensor, nn
 from fedglimpse import rng
 from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.inputs import Observation
+from fedglimpse.agent.layers import BLOCKED, CrossAttention, LaneLinear, LaneNorm, SelfAttention
 
-BLOCKED = -1e9
 _IDENTITY_BLOCK = 64  # identities that are drawn together
-
-
-class LaneLinear(nn.Module):
-    """A linear layer of every lane, with the first values of `torch.nn.Linear`."""
-
-    def __init__(self, lanes: int, inputs: int, outputs: int, bias: bool = True) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(lanes, outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(lanes, outputs)) if bias else None
-
-    def draw_weights(self, lane: int) -> None:
-        """Draw the first values of a lane."""
-        nn.init.kaiming_uniform_(self.weight.data[lane], a=math.sqrt(5))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(self.weight.shape[2])
-            nn.init.uniform_(self.bias.data[lane], -bound, bound)
-
-    def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        """Apply every lane's layer to `[R, n, inputs]`; without a bias, add to `onto`."""
-        weight = self.weight.transpose(1, 2)  # [R, inputs, outputs]
-        if self.bias is not None:
-            onto = self.bias.unsqueeze(1)  # [R, 1, outputs]
-        if onto is None:
-            return torch.bmm(x, weight)
-        return torch.baddbmm(onto, x, weight)
-
-
-class LaneNorm(nn.Module):
-    """LayerNorm of every lane."""
-
-    def __init__(self, lanes: int, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(lanes, dim))
-        self.bias = nn.Parameter(torch.zeros(lanes, dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension of `[R, n, d]`."""
-        shape = x.shape[-1:]
-        if x.device.type != "cpu":
-            normalised = F.layer_norm(x, shape)
-            return torch.addcmul(self.bias.unsqueeze(1), normalised, self.weight.unsqueeze(1))
-        # On a CPU one fused kernel per lane is faster than several operations for all lanes.
-        if len(x) == 1:
-            return F.layer_norm(x, shape, self.weight.squeeze(0), self.bias.squeeze(0))
-        lanes = zip(x.unbind(), self.weight.unbind(), self.bias.unbind(), strict=True)
-        normalised_lanes: list[Tensor] = []
-        for tokens, weight, bias in lanes:
-            normalised_lanes.append(F.layer_norm(tokens, shape, weight, bias))
-        return torch.stack(normalised_lanes)
 
 
 class Encoder(nn.Module):
@@ -83,7 +29,14 @@ class Encoder(nn.Module):
     Clients that are seen by a few numbers have a Linear of their own into the shared rest.
     """
 
-    def __init__(self, lanes: int, features: int, sketch_dim: int, dim: int, shared: bool) -> None:
+    def __init__(
+        self,
+        lanes: int,
+        features: int,
+        sketch_dim: int,
+        dim: int,
+        shared: bool,
+    ) -> None:
         super().__init__()
         self.client_input = LaneLinear(lanes, features, dim)
         self.global_input = None if shared else LaneLinear(lanes, sketch_dim, dim)
@@ -115,107 +68,6 @@ class Encoder(nn.Module):
         return tokens
 
 
-class Attention(torch.autograd.Function):
-    """Softmax(Q K' / sqrt(width)) V of Eq. (attn), with its gradient written out.
-
-    Sets of ten tokens are so small that every operation counts; this has fewer than autograd's.
-    Call `Attention.apply`.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return what the queries gather `[n, T, width]`, and the weights `[n, S, T]`, keys first.
-
-        Args:
-            ctx: keeps what `backward` needs.
-            queries: of T tokens in each of n sets.  # [n, T, width]
-            keys: of S tokens in each set.  # [n, S, width]
-            values: of the same.  # [n, S, width]
-            bias: zero, or `BLOCKED` where a key must not be seen.  # [n or 1, S or 1, T or 1]
-        """
-        ctx.scale = queries.shape[2] ** -0.5
-        scores = torch.baddbmm(bias, keys, queries.transpose(1, 2), alpha=ctx.scale)
-        weights = scores.softmax(dim=1)  # [n, S, T]
-        gathered = torch.bmm(weights.transpose(1, 2), values)  # [n, T, width]
-        ctx.save_for_backward(queries, keys, values, weights)
-        ctx.mark_non_differentiable(weights)
-        return gathered, weights
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of queries, keys and values; the bias is data."""
-        queries, keys, values, weights = ctx.saved_tensors
-        for_gathered = gradients[0]  # [n, T, width]
-        for_values = torch.bmm(weights, for_gathered)  # [n, S, width]
-        for_weights = torch.bmm(values, for_gathered.transpose(1, 2))  # [n, S, T]
-        for_scores = torch._softmax_backward_data(for_weights, weights, 1, weights.dtype)
-        for_products = for_scores * ctx.scale
-        for_keys = torch.bmm(for_products, queries)  # [n, S, width]
-        for_queries = torch.bmm(for_products.transpose(1, 2), keys)  # [n, T, width]
-        return for_queries, for_keys, for_values, None
-
-
-def attend(
-    tokens: Tensor, projections: Sequence[Tensor], heads: int, hidden: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Add to tokens what they gather within their set, every head by itself.
-
-    Args:
-        tokens: T of each set.  # [R, B * T, d], d being h * w
-        projections: queries of the tokens, keys and values of S tokens, all in one tensor or in
-            several. Each is ordered by head, then queries, keys, values.  # [R, B * T or S, h * ..]
-        heads: h.
-        hidden: `BLOCKED` where a key must not be seen, else zero.  # [R * B, S, T or 1]
-
-    Returns:
-        The tokens, and the weights `[R * B * h, S, T]`.
-    """
-    sets = len(hidden)
-    dim = tokens.shape[2]
-    parts: list[Tensor] = []
-    for projected in projections:
-        outputs = projected.shape[2]  # d, 2 d or 3 d
-        by_head = projected.view(sets, -1, heads, outputs // heads).transpose(1, 2).flatten(0, 1)
-        parts += by_head.chunk(outputs // dim, dim=2)
-    queries, keys, values = parts  # [R * B * h, T or S, w]
-    if heads > 1:
-        hidden = hidden.unsqueeze(1).expand(-1, heads, -1, -1).flatten(0, 1)
-    gathered, weights = Attention.apply(queries, keys, values, hidden)
-    by_set = gathered.view(sets, heads, -1, dim // heads).transpose(1, 2)  # [R * B, T, h, w]
-    return tokens + by_set.reshape(tokens.shape), weights
-
-
-class SelfAttention(nn.Module):
-    """Tokens look at each other; with residual. Without a bias, as in Eq. (attn)."""
-
-    def __init__(self, lanes: int, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = LaneLinear(lanes, dim, 3 * dim, bias=False)
-
-    def forward(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Return `tokens` plus what they gathered; arguments as in `attend`."""
-        enriched, _ = attend(tokens, [self.qkv(tokens)], self.heads, hidden)
-        return enriched
-
-
-class CrossAttention(nn.Module):
-    """Tokens look at a context; with residual."""
-
-    def __init__(self, lanes: int, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query = LaneLinear(lanes, dim, dim, bias=False)
-        self.key_value = LaneLinear(lanes, dim, 2 * dim, bias=False)
-
-    def forward(self, tokens: Tensor, context: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `tokens` plus what they gathered from `context`, and the weights."""
-        projections = [self.query(tokens), self.key_value(context)]
-        return attend(tokens, projections, self.heads, hidden)
-
-
 class SpatioTemporal(nn.Module):
     """Spatial, temporal and cross attention with residuals, Eq. (attnlayers)."""
 
@@ -239,7 +91,8 @@ class SpatioTemporal(nn.Module):
         """Draw the first values of a lane's positions."""
         if self.temporal is not None:
             scale = self.positions.shape[-1] ** -0.5
-            self.positions.data[lane] = torch.randn(self.positions.shape[1:]) * scale
+            drawn = torch.randn(self.positions.shape[1:])
+            self.positions.data[lane] = drawn * scale
 
     def forward(
         self, clients: Tensor, history: Tensor, obs: Observation
@@ -252,16 +105,19 @@ class SpatioTemporal(nn.Module):
             obs: for its masks.
         """
         lanes, rounds, length = obs.history_mask.shape
+        sets = lanes * rounds
         if self.spatial is not None:
-            padding = ~obs.mask.view(lanes * rounds, -1, 1) * BLOCKED  # [R * B, V, 1]
-            clients = self.spatial(clients, padding)
+            is_padding = ~obs.mask.view(sets, -1, 1)  # [R * B, V, 1]
+            clients = self.spatial(clients, is_padding * BLOCKED)
         if self.temporal is None or self.cross is None:
             return clients, None
-        missing = ~obs.history_mask.view(lanes * rounds, length, 1) * BLOCKED  # [R * B, S, 1]
+        is_missing = ~obs.history_mask.view(sets, length, 1)  # [R * B, S, 1]
+        missing = is_missing * BLOCKED
         positions = self.positions.transpose(1, 2)  # [R, 1, T, d]
-        by_round = history.view(lanes, rounds, length, -1) + positions
+        by_round = history.view(lanes, rounds, length, -1)
+        placed = (by_round + positions).view(history.shape)
         # Theta_temporal: every round sees itself and older rounds that exist.
-        past = self.temporal(by_round.view(history.shape), missing + self.causal)
+        past = self.temporal(placed, missing + self.causal)
         xi, weights = self.cross(clients, past, missing)
         return xi, weights
 
@@ -269,7 +125,14 @@ class SpatioTemporal(nn.Module):
 class Dueling(nn.Module):
     """Value of the round plus centred advantages of clients (paper, "Dueling Q-Value ...")."""
 
-    def __init__(self, lanes: int, dim: int, identity: int, outputs: int, context: bool) -> None:
+    def __init__(
+        self,
+        lanes: int,
+        dim: int,
+        identity: int,
+        outputs: int,
+        context: bool,
+    ) -> None:
         """Build both heads.
 
         Args:
@@ -304,8 +167,8 @@ class Dueling(nn.Module):
             identity: e of every client.  # [R, B * V, d_emb]
             mask: True for real clients.  # [R, B, V]
         """
-        count = mask.sum(dim=2, keepdim=True).clamp_min(1)  # [R, B, 1]
-        share = (mask / count).unsqueeze(2)  # [R, B, 1, V]
+        visible = mask.sum(dim=2, keepdim=True).clamp_min(1)  # [R, B, 1]
+        share = (mask / visible).unsqueeze(2)  # [R, B, 1, V]
         cluster = pooled(xi, share)  # [R, B, d]
         value = self.value_input(cluster)
         advantage = self.advantage_input(xi)  # [R, B * V, hidden]
@@ -315,11 +178,13 @@ class Dueling(nn.Module):
             advantage = self.advantage_identity(identity, advantage)
         if self.advantage_context is not None:
             context = self.advantage_context(cluster).unsqueeze(2)  # [R, B, 1, hidden]
-            advantage = (advantage.view(*mask.shape, -1) + context).flatten(1, 2)
+            by_set = advantage.view(*mask.shape, -1)  # [R, B, V, hidden]
+            advantage = (by_set + context).flatten(1, 2)
         value = self.value_output(F.gelu(value))  # [R, B, outputs]
         advantage = self.advantage_output(F.gelu(advantage))  # [R, B * V, outputs]
         level = value - pooled(advantage, share)
-        return advantage.view(*mask.shape, -1) + level.unsqueeze(2)
+        advantage_by_set = advantage.view(*mask.shape, -1)  # [R, B, V, outputs]
+        return advantage_by_set + level.unsqueeze(2)
 
 
 def pooled(tokens: Tensor, share: Tensor) -> Tensor:
@@ -345,12 +210,14 @@ class IdentityTable(nn.Module):
         for block in range(math.ceil(rows / _IDENTITY_BLOCK)):
             draw = rng.generator(seed, "identity", block)
             blocks.append(torch.randn(_IDENTITY_BLOCK, dim, generator=draw))
-        self.weight.data[lane] = torch.cat(blocks)[:rows]
+        identities = torch.cat(blocks)
+        self.weight.data[lane] = identities[:rows]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed ids `[R, n]` -> `[R, n, dim]`, each lane by its own table."""
         lanes, rows, _ = self.weight.shape
-        first_rows = rows * torch.arange(lanes, device=ids.device).unsqueeze(1)  # [R, 1]
+        lane_numbers = torch.arange(lanes, device=ids.device)
+        first_rows = rows * lane_numbers.unsqueeze(1)  # [R, 1] of each lane's table
         tables = self.weight.flatten(0, 1)  # [R * N, dim]
         vectors = F.embedding(first_rows + ids, tables)
         embedded: Tensor = self.norm(vectors)
@@ -361,7 +228,11 @@ class QNetwork(nn.Module):
     """Q-values of visible clients from their features, identities and the global history."""
 
     def __init__(
-        self, config: AgentConfig, sizes: AgentSizes, seeds: Sequence[int], device: torch.device
+        self,
+        config: AgentConfig,
+        sizes: AgentSizes,
+        seeds: Sequence[int],
+        device: torch.device,
     ) -> None:
         """Build a network for each lane, with weights drawn from its seed alone.
 
@@ -380,7 +251,13 @@ class QNetwork(nn.Module):
         self.identity = (
             IdentityTable(lanes, sizes.num_clients, identity_dim) if identity_dim else None
         )
-        self.encoder = Encoder(lanes, features, sizes.sketch_dim, dim, config.reads_sketches)
+        self.encoder = Encoder(
+            lanes,
+            features,
+            sizes.sketch_dim,
+            dim,
+            config.reads_sketches,
+        )
         self.mixer = SpatioTemporal(lanes, config)
         self.heads = Dueling(lanes, dim, identity_dim, outputs, config.advantage_context)
         self.histogram_head = (
@@ -414,21 +291,25 @@ class QNetwork(nn.Module):
     def histogram(self, obs: Observation) -> Tensor:
         """Predict the class histogram of the current global model from its token `[R, B, C]`."""
         assert self.histogram_head is not None
-        shares: Tensor = self.histogram_head(self.encoder.globals(obs.history[:, :, -1]))
-        return shares.softmax(dim=-1)
+        current = obs.history[:, :, -1]  # [R, B, D]
+        tokens = self.encoder.globals(current)
+        logits: Tensor = self.histogram_head(tokens)
+        return logits.softmax(dim=-1)
 
     def lane_weights(self, lane: int) -> dict[str, Tensor]:
         """Return copies of the parameters of one lane by name, on the CPU."""
         weights: dict[str, Tensor] = {}
         for name, parameter in self.named_parameters():
-            weights[name] = parameter.detach()[lane].cpu().clone()
+            of_lane = parameter.detach()[lane]
+            weights[name] = of_lane.cpu().clone()
         return weights
 
     @torch.no_grad()
     def load_lane_weights(self, lane: int, weights: dict[str, Tensor]) -> None:
         """Take over the parameters of one lane, named as in `lane_weights`."""
         for name, parameter in self.named_parameters():
-            parameter[lane] = weights[name].view(parameter.shape[1:])
+            shape = parameter.shape[1:]
+            parameter[lane] = weights[name].view(shape)
 
 
 def _joined(net: nn.Module) -> Tensor:
@@ -437,7 +318,8 @@ def _joined(net: nn.Module) -> Tensor:
     flat = [parameter.data.flatten(1) for parameter in parameters]
     rows = torch.cat(flat, dim=1)
     widths = [parameter.shape[1] for parameter in flat]
-    for parameter, columns in zip(parameters, rows.split(widths, dim=1), strict=True):
+    columns_of_each = rows.split(widths, dim=1)
+    for parameter, columns in zip(parameters, columns_of_each, strict=True):
         parameter.data = columns.view(parameter.shape)
     return rows
 

@@ -29,32 +29,43 @@ class PooledMemories:
         self.agents = agents
         self.config = agents.config
         memory = agents.memory
-        self.starts = torch.cat([self._starts_of(lane) for lane in range(agents.lanes)])  # [M, 2]
+        starts = [self._starts_of(lane) for lane in range(agents.lanes)]
+        self.starts = torch.cat(starts)  # [M, 2]
         self.width = max(int(memory.visible.max()), 1)
         self._oldest = torch.from_numpy(memory.oldest)  # [R]
         self._sketches = memory.rows["sketch"]  # [R, capacity, D], each on the scale of its run
         if self.config.normalise_history:
-            mean, factor = (tensor.to(agents.device) for tensor in agents.scale.numbers())
-            self._sketches = standardised(self._sketches, mean, factor)
+            mean, factor = agents.scale.numbers()
+            self._sketches = standardised(
+                self._sketches,
+                mean.to(agents.device),
+                factor.to(agents.device),
+            )
 
     def _starts_of(self, lane: int) -> Tensor:
         """Return where the transitions of a lane begin: (lane, round) `[m, 2]`."""
         rounds = torch.from_numpy(self.agents.memory.starts(lane))
-        return torch.stack([torch.full_like(rounds, lane), rounds], dim=1)
+        lanes = torch.full_like(rounds, lane)
+        return torch.stack([lanes, rounds], dim=1)
 
     def sampled(self, starts: Tensor) -> Sampled:
         """Return transitions that begin at (lane, round) `[B, 2]` as those of one lane."""
         lanes, rounds = starts.unbind(1)
         device = self.agents.device
+        oldest = self._oldest[lanes]
         return Sampled(
-            lanes[None].to(device),
-            rounds[None].to(device),
-            self._oldest[lanes][None].to(device),
-            self._sketches,
+            lanes=lanes.unsqueeze(0).to(device),
+            entries=rounds.unsqueeze(0).to(device),
+            oldest=oldest.unsqueeze(0).to(device),
+            sketches=self._sketches,
         )
 
     def train(
-        self, pupil: Agents, lessons: int, seed: int, after: Callable[[], None] = lambda: None
+        self,
+        pupil: Agents,
+        lessons: int,
+        seed: int,
+        after: Callable[[], None] = lambda: None,
     ) -> list[float]:
         """Train `pupil` on mini-batches of all memories; returns the TD loss of each.
 
@@ -68,20 +79,23 @@ class PooledMemories:
         """
         size = self.config.batch_size
         device = self.agents.device
+        memory = self.agents.memory
         weights = torch.full((1, size), 1 / size, device=device)
         active = torch.ones(1, 1, device=device)
         losses = []
         for lesson in range(lessons):
-            pupil.learner.lr = self.config.lr * (1 - lesson / lessons)
+            share_left = 1 - lesson / lessons
+            pupil.learner.lr = self.config.lr * share_left
             draw = rng.generator(seed, "lesson", lesson)
             drawn = torch.randint(len(self.starts), (size,), generator=draw)
             sampled = self.sampled(self.starts[drawn])
-            batch = self.agents.memory.gather(sampled, self.width)
+            batch = memory.gather(sampled, self.width)
             later = sampled._replace(entries=sampled.entries + self.config.n_step)
-            obs = self.agents.memory.observe(later, self.width)
-            (k,) = self.agents.memory.rows_of(later.lanes, later.entries, "k")
+            obs = memory.observe(later, self.width)
+            (k,) = memory.rows_of(later.lanes, later.entries, "k")
             future = pupil.learner.future(obs, k)
-            losses.append(pupil.learner.update(batch, future, weights, active))
+            loss = pupil.learner.update(batch, future, weights, active)
+            losses.append(loss)
             after()
         return torch.cat(losses).tolist() if losses else []
 
@@ -96,20 +110,23 @@ class PooledMemories:
         correlations = []
         for lane in range(self.agents.lanes):
             starts = self._starts_of(lane)
-            starts = starts[starts[:, 1] > self._oldest[lane]]  # there is a round before
+            has_predecessor = starts[:, 1] > self._oldest[lane]
+            starts = starts[has_predecessor]
             if not len(starts):
                 continue
-            batch = self.agents.memory.gather(self.sampled(starts), self.width)
+            sampled = self.sampled(starts)
+            batch = self.agents.memory.gather(sampled, self.width)
             q, _ = pupil.learner.online(batch.obs)
             scores = pupil.learner.class_scores(q.squeeze(0), dim=2)  # [B, V]
             mask = batch.obs.mask[0]
             chosen = batch.chosen[0]
-            some_left = (chosen.sum(1) < mask.sum(1)).cpu()  # not everybody was selected
-            values = advantage(scores, mask, chosen).cpu()[some_left]
-            changes = reward_changes(self.agents, lane, starts[:, 1])[some_left]
-            if len(values) < LEAST_ROUNDS:
+            was_choice = (chosen.sum(1) < mask.sum(1)).cpu()  # not everybody was selected
+            values = advantage(scores, mask, chosen).cpu()
+            changes = reward_changes(self.agents, lane, starts[:, 1])
+            pairs = torch.stack([values, changes])[:, was_choice]  # [2, rounds]
+            if pairs.shape[1] < LEAST_ROUNDS:
                 continue
-            correlation = torch.corrcoef(torch.stack([values, changes]))[0, 1]
+            correlation = torch.corrcoef(pairs)[0, 1]
             if correlation.isfinite():
                 correlations.append(float(correlation))
         return correlations
@@ -123,16 +140,22 @@ def advantage(q: Tensor, mask: Tensor, chosen: Tensor) -> Tensor:
         mask: True for real clients.  # [B, V]
         chosen: True for the chosen.  # [B, V]
     """
-    count = mask.sum(1)
-    mean = set_value(q, mask)
-    spread = (torch.where(mask, q - mean[:, None], 0.0).square().sum(1) / count).sqrt()
-    return (set_value(q, chosen) - mean) / spread.clamp_min(1e-12)  # [B]
+    count = mask.sum(dim=1)
+    mean = set_value(q, mask)  # [B]
+    distance = torch.where(mask, q - mean.unsqueeze(1), 0.0)
+    variance = distance.square().sum(dim=1) / count
+    deviation = variance.sqrt().clamp_min(1e-12)
+    above_mean = set_value(q, chosen) - mean
+    return above_mean / deviation
 
 
 def reward_changes(agents: Agents, lane: int, rounds: Tensor) -> Tensor:
     """Return the change of the reward in rounds of a lane `[B]`, over classes the mean."""
-    rewards = agents.memory.rows["reward"][lane].cpu().mean(1)  # [capacity]
-    current = rewards[rounds % len(rewards)]
+    of_classes = agents.memory.rows["reward"][lane].cpu()  # [capacity, 1 or C]
+    rewards = of_classes.mean(dim=1)
+    capacity = len(rewards)
+    current = rewards[rounds % capacity]
     if agents.config.reward == "change":
         return current
-    return current - rewards[(rounds - 1) % len(rewards)]
+    before = rewards[(rounds - 1) % capacity]
+    return current - before
