@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 from rl_fakes import C, D, N, config, outcome, selector, view
 
 from fedglimpse.agent.agent import Agents
 from fedglimpse.agent.config import AgentSizes
 from fedglimpse.agent.memory import Round
-from fedglimpse.agent.pretraining import PooledMemories, advantage, reward_changes
+from fedglimpse.runs.pretrain import PooledMemories, advantage, reward_changes
 
 
 def played(*lanes: int, rounds: int = 14, **settings: Any) -> Agents:
