@@ -50,9 +50,10 @@ class Options:
 
 def variances(logits: Tensor, mode: str) -> Tensor:
     """Return v_i `[K]` of logits `[K, P, C]`: population variance, mean over the proxy set."""
-    over_classes = mode == "class_var"
-    centre = logits.mean(2 if over_classes else 0, keepdim=True)
-    return (logits - centre).square().mean((1, 2))
+    dim = 2 if mode == "class_var" else 0  # over classes, or over clients
+    centre = logits.mean(dim, keepdim=True)
+    squares = (logits - centre).square()
+    return squares.mean((1, 2))
 
 
 def consistency_weights(v: Tensor, sizes: Tensor, options: Options) -> Tensor:
@@ -64,16 +65,23 @@ def consistency_weights(v: Tensor, sizes: Tensor, options: Options) -> Tensor:
     if not usable.any():
         return sizes.double() / sizes.sum()
     weights = torch.zeros(len(v), dtype=torch.float64)
-    weights[usable] = _weights_of_finite(v[usable].double(), sizes[usable].double(), options)
+    weights[usable] = _weights_of_finite(
+        v[usable].double(),
+        sizes[usable].double(),
+        options,
+    )
     return weights
 
 
 def _weights_of_finite(v: Tensor, sizes: Tensor, options: Options) -> Tensor:
     """Return a_i `[K]` from variances and sizes in float64."""
-    v = torch.maximum(v, 0.01 * v.quantile(0.5)) + EPSILON
+    smallest = 0.01 * v.quantile(0.5)
+    v = torch.maximum(v, smallest) + EPSILON
     if options.map == "softmax":
-        return torch.softmax(sizes.log() - v / options.temperature, dim=0)
-    weights = sizes * (v if options.map == "proportional" else 1 / v)
+        logits = sizes.log() - v / options.temperature
+        return torch.softmax(logits, dim=0)
+    factor = v if options.map == "proportional" else 1 / v
+    weights = sizes * factor
     return weights / weights.sum()
 
 
@@ -98,17 +106,25 @@ class ConsistencyWindow(TemporalWindow):
         logits = flat.view(len(flat), -1, self.num_classes)
         v = variances(logits, self.options.mode)
         self.applied = consistency_weights(v, update.sizes, self.options)
-        aggregate = weighted_delta(state, replace(update, weights=self.applied.to(state)))
+        weighed = replace(update, weights=self.applied.to(state))
+        aggregate = weighted_delta(state, weighed)
         past = [model.to(state) for model in self.past]
         if len(past) > self.num_averaged:
             past = self._most_similar(past, aggregate, update.num_params)
         self.past.append(aggregate)
-        return torch.stack([aggregate, *past]).mean(0)
+        averaged = torch.stack([aggregate, *past])
+        return averaged.mean(dim=0)
 
-    def _most_similar(self, past: list[Tensor], aggregate: Tensor, num_params: int) -> list[Tensor]:
+    def _most_similar(
+        self,
+        past: list[Tensor],
+        aggregate: Tensor,
+        num_params: int,
+    ) -> list[Tensor]:
         """Return the stored models whose parameters have the highest cosine to the newest."""
         parameters = torch.stack(past)[:, :num_params]
-        similarity = F.cosine_similarity(parameters, aggregate[None, :num_params])
+        newest = aggregate[None, :num_params]
+        similarity = F.cosine_similarity(parameters, newest)
         best_first = similarity.argsort(descending=True).tolist()
         return [past[i] for i in best_first[: self.num_averaged]]
 
@@ -116,7 +132,8 @@ class ConsistencyWindow(TemporalWindow):
 def build(setting: Setting) -> Method:
     """Return FedAWAC."""
     options = setting.options(Options)
-    return Method(UniformRandom(), ConsistencyWindow(options, setting.num_classes))
+    aggregator = ConsistencyWindow(options, setting.num_classes)
+    return Method(UniformRandom(), aggregator)
 
 
 INFO = MethodInfo(

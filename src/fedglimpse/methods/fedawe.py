@@ -47,15 +47,17 @@ class Echo(WeightedDelta):
     def starts(self, state: Tensor, ids: Tensor) -> Tensor:
         """Every client trains from the model it last received `[K, d]`."""
         models = self.models or {-1: state}
-        received = [models[round_num].to(state) for round_num in self.last[ids].tolist()]
+        last_rounds = self.last[ids].tolist()
+        received = [models[round_num].to(state) for round_num in last_rounds]
         return torch.stack(received)
 
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
         if not self.models:
             self.models = {-1: state.clone()}
-        buffers = update.deltas[:, update.num_params :].mean(0)
-        change = torch.cat([self.options.server_lr * self._mean_echo(update), buffers])
+        of_buffers = update.deltas[:, update.num_params :].mean(dim=0)
+        of_parameters = self.options.server_lr * self._mean_echo(update)
+        change = torch.cat([of_parameters, of_buffers])
         new_state = update.starts.mean(0) + change
         self.last[update.ids] = update.round_num
         self.models[update.round_num] = new_state.clone()
@@ -65,11 +67,13 @@ class Echo(WeightedDelta):
     def _mean_echo(self, update: Update) -> Tensor:
         """Return clip(mean a_i (y_i - x_i)) of the parameters."""
         parameters = update.deltas[:, : update.num_params]  # [K, n]
-        rounds_away = (update.round_num - self.last[update.ids]).to(parameters)  # [K], at least 1
-        mean = rounds_away @ parameters / len(rounds_away)
+        rounds_away = update.round_num - self.last[update.ids]  # [K], at least 1
+        total = rounds_away.to(parameters) @ parameters
+        mean = total / len(rounds_away)
         if not self.options.clip:
             return mean
-        factor = self.options.clip / mean.norm().clamp(min=1e-30)
+        norm = mean.norm().clamp(min=1e-30)
+        factor = self.options.clip / norm
         return mean * factor.clamp(max=1)
 
     def _drop_unused_models(self) -> None:
@@ -80,7 +84,10 @@ class Echo(WeightedDelta):
 
     def state_dict(self) -> dict[str, Any]:
         """Return when each client took part, and the models they hold."""
-        return {"last": self.last.clone(), "models": dict(self.models)}
+        return {
+            "last": self.last.clone(),
+            "models": dict(self.models),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""

@@ -48,8 +48,10 @@ class Distances(WeightedDelta):
         new_state = super().step(state, update)
         num_params = update.num_params
         uploaded = update.starts + update.deltas  # [K, d]
-        distances = (uploaded - new_state)[:, :num_params].double().norm(dim=1)
-        norm = new_state[:num_params].double().norm().clamp_min(1e-12)
+        differences = (uploaded - new_state)[:, :num_params]
+        distances = differences.double().norm(dim=1)
+        parameters = new_state[:num_params].double()
+        norm = parameters.norm().clamp_min(1e-12)
         self.relative = (distances / norm).cpu()
         self.round_num = update.round_num
         return new_state
@@ -77,10 +79,15 @@ class FlashSelector(QSelector):
         self.distances = distances
         self.score = 0.0  # of the last round
         num_clients = setting.num_clients
-        self.reputation = torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)  # [N]
+        equal = torch.ones(num_clients, dtype=torch.float64)
+        self.reputation = equal / num_clients  # [N]
 
     def choose(
-        self, scores: Tensor, k: int, epsilon: float, generator: torch.Generator
+        self,
+        scores: Tensor,
+        k: int,
+        epsilon: float,
+        generator: torch.Generator,
     ) -> tuple[Tensor, str]:
         """Fill each slot at random with probability `epsilon`, else with the best client left."""
         best_first, _ = super().choose(scores, len(scores), 0.0, generator)
@@ -105,16 +112,21 @@ class FlashSelector(QSelector):
         """Update and return the reputations of the clients that took part `[K]`."""
         ids = outcome.selected
         distances = self.distances
-        if distances.round_num == outcome.round_num and len(distances.relative) == len(ids):
-            useful = usefulness(distances.relative, outcome.score > self.score)
-            self.reputation[ids] = reputation(self.reputation[ids], useful, 0.0, self.memory)
+        is_of_round = distances.round_num == outcome.round_num
+        if is_of_round and len(distances.relative) == len(ids):
+            rose = outcome.score > self.score
+            useful = usefulness(distances.relative, rose)
+            old = self.reputation[ids]
+            self.reputation[ids] = reputation(old, useful, 0.0, self.memory)
         self.score = outcome.score
         return self.reputation[ids]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of `QSelector`, with reputations and the last score."""
         state = super().state_dict()
-        return state | {"reputation": self.reputation.clone(), "score": self.score}
+        state["reputation"] = self.reputation.clone()
+        state["score"] = self.score
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
@@ -125,13 +137,15 @@ class FlashSelector(QSelector):
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
         """Learn, and also report the spread of reputations among all clients."""
         metrics = super().feedback(outcome)
-        return {**metrics, "reputation_spread": float(self.reputation.std(correction=0))}
+        spread = self.reputation.std(correction=0)
+        return {**metrics, "reputation_spread": float(spread)}
 
 
 def build(setting: Setting) -> Method:
     """Return FLASH-RL."""
     distances = Distances()
-    return Method(FlashSelector(setting, setting.options(Options), distances), distances)
+    selector = FlashSelector(setting, setting.options(Options), distances)
+    return Method(selector, distances)
 
 
 INFO = MethodInfo(

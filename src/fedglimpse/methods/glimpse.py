@@ -80,7 +80,8 @@ class GlimpseSelector:
         agents = selectors[0].agents
         is_shared = all(selector.agents is agents for selector in selectors)
         if not is_shared or agents.lanes != len(selectors):
-            agents = Agents.joined([(selector.agents, selector.lane) for selector in selectors])
+            members = [(selector.agents, selector.lane) for selector in selectors]
+            agents = Agents.joined(members)
             for lane, selector in enumerate(selectors):
                 selector.agents = agents
                 selector.lane = lane
@@ -91,23 +92,30 @@ class GlimpseSelector:
         """Probability of exploring in the coming round: Algorithm 1, line 8."""
         if self.frozen:
             return 0.0
-        return max(self.config.epsilon_min, 1.0 - self.config.epsilon_decay * self.step)
+        scheduled = 1.0 - self.config.epsilon_decay * self.step
+        return max(self.config.epsilon_min, scheduled)
 
     def select(self, view: View, k: int) -> Choice:
         """Choose by Q, or explore: Algorithm 1, lines 7-12."""
-        choice = GlimpseGroup([self]).select([view], [k])[0]
+        (choice,) = GlimpseGroup([self]).select([view], [k])
         assert choice is not None
         return choice
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
         """Remember the round and learn: Algorithm 2."""
-        return GlimpseGroup([self]).feedback([outcome])[0]
+        (metrics,) = GlimpseGroup([self]).feedback([outcome])
+        return metrics
 
     def choose(self, view: View, k: int, scored: ScoredView) -> Choice:
         """Pick clients by their scores, or at random; keeps what the feedback will need."""
         config = self.config
         picked = pick(
-            scored.scores, k, self.epsilon, config.exploration, config.partial_random, view.rng
+            scored.scores,
+            k,
+            self.epsilon,
+            config.exploration,
+            config.partial_random,
+            view.rng,
         )
         self._pending = (view, k, scored, picked)
         info: dict[str, Any] = {
@@ -116,7 +124,8 @@ class GlimpseSelector:
             "q": [round(q, 4) for q in scored.scores.tolist()],
         }
         if scored.attention is not None and view.round_num % ATTENTION_EVERY == 0:
-            rows = scored.attention.mean(dim=0).t().tolist()  # [V, H+1] over all heads
+            of_clients = scored.attention.mean(dim=0).t()  # [V, H+1] over all heads
+            rows = of_clients.tolist()
             info["attention"] = [[round(weight, 3) for weight in row] for row in rows]
         return Choice(picked.slots, None, info)
 
@@ -178,10 +187,16 @@ class GlimpseSelector:
 
     def policy(self) -> dict[str, Any]:
         """Return the trained policy: weights, settings, identities, statistics. No rounds."""
-        return self.agents.policy(self.lane) | {"step": self.step, "sketch": self.sketch}
+        policy = self.agents.policy(self.lane)
+        policy["step"] = self.step
+        policy["sketch"] = self.sketch
+        return policy
 
     def load_policy(
-        self, policy: dict[str, Any], frozen: bool = False, keep_scale: bool = False
+        self,
+        policy: dict[str, Any],
+        frozen: bool = False,
+        keep_scale: bool = False,
     ) -> None:
         """Start from a trained policy, or use it frozen; see `Agents.load_policy`."""
         frozen = frozen or self.config.frozen
@@ -194,7 +209,8 @@ class GlimpseSelector:
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume after a finished round."""
         state = self.agents.state_dict(self.lane)
-        state |= {"step": self.step, "frozen": self.frozen}
+        state["step"] = self.step
+        state["frozen"] = self.frozen
         if self.config.reward == "change":
             state["shaping"] = {"last": self.last_reward.clone()}
         return state
@@ -215,7 +231,11 @@ class GlimpseGroup:
         """Take selectors that share their agents; other lanes of these agents sit out."""
         self.selectors = list(selectors)
 
-    def select(self, views: Sequence[View | None], ks: Sequence[int]) -> list[Choice | None]:
+    def select(
+        self,
+        views: Sequence[View | None],
+        ks: Sequence[int],
+    ) -> list[Choice | None]:
         """Choose in every lane that sees someone."""
         agents = self.selectors[0].agents
         by_lane: list[View | None] = [None] * agents.lanes
@@ -231,7 +251,10 @@ class GlimpseGroup:
                 choices.append(selector.choose(view, k, scored))
         return choices
 
-    def feedback(self, outcomes: Sequence[Outcome | None]) -> list[Mapping[str, float]]:
+    def feedback(
+        self,
+        outcomes: Sequence[Outcome | None],
+    ) -> list[Mapping[str, float]]:
         """Remember the finished rounds and learn; returns the metrics of every lane."""
         agents = self.selectors[0].agents
         all_metrics: list[dict[str, float]] = []

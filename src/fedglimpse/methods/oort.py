@@ -54,7 +54,8 @@ class Oort(Stateless):
 
         num_exploit = k
         if len(untried):
-            num_exploit = int(k * (1 - self._explored_share(view)))
+            exploited_share = 1 - self._explored_share(view)
+            num_exploit = int(k * exploited_share)
         num_exploit = min(num_exploit, len(tried))
         slots = self._exploit(view, tried, num_exploit)
 
@@ -66,12 +67,14 @@ class Oort(Stateless):
 
         shuffled = random_slots(view, view.num_visible)
         not_chosen = shuffled[~torch.isin(shuffled, slots)]
-        return Choice(torch.cat([slots, not_chosen])[:k])
+        by_preference = torch.cat([slots, not_chosen])
+        return Choice(by_preference[:k])
 
     def _explored_share(self, view: View) -> float:
         """Return which share of the choice goes to untried clients in this round."""
         options = self.options
-        share = options.explore * options.decay ** (view.round_num + 1)
+        round_from_1 = view.round_num + 1
+        share = options.explore * options.decay**round_from_1
         return max(options.explore_least, share)
 
     def _exploit(self, view: View, tried: Tensor, count: int) -> Tensor:
@@ -79,21 +82,25 @@ class Oort(Stateless):
         if not count:
             return tried[:0]
         scores = self.scores(view.ids[tried], view.round_num + 1)
-        next_best = scores.sort(descending=True).values[min(count, len(tried) - 1)]
+        best_first = scores.sort(descending=True).values
+        next_best = best_first[min(count, len(tried) - 1)]
         eligible = scores >= self.options.cutoff * next_best
         weights = scores.clamp(min=1e-9) * eligible
-        return tried[torch.multinomial(weights, count, generator=view.rng)]
+        drawn = torch.multinomial(weights, count, generator=view.rng)
+        return tried[drawn]
 
     def scores(self, ids: Tensor, round_from_1: int) -> Tensor:
         """Return utilities scaled to about [0, 1] plus a bonus for long absence, for tried ids."""
         utility = self.utility[ids]
         ranked = utility.sort().values
-        clip_rank = min(int(len(ids) * self.options.clip), len(ids) - 1)
+        last_rank = len(ids) - 1
+        clip_rank = min(int(len(ids) * self.options.clip), last_rank)
         lowest = 0.999 * ranked[0]
         span = (ranked[-1] - lowest).clamp(min=1e-4)
-        scaled = (utility.clamp(max=ranked[clip_rank]) - lowest) / span
-        absence_bonus = (0.1 * math.log(round_from_1) / self.last_round[ids]).sqrt()
-        return scaled + absence_bonus
+        clipped = utility.clamp(max=ranked[clip_rank])
+        scaled = (clipped - lowest) / span
+        absence = 0.1 * math.log(round_from_1) / self.last_round[ids]
+        return scaled + absence.sqrt()
 
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
         """Remember utilities, except from losses that are not finite."""
@@ -102,11 +109,15 @@ class Oort(Stateless):
         ids = outcome.selected[usable]
         self.utility[ids] = self.sizes[ids] * losses[usable]
         self.last_round[ids] = outcome.round_num + 1.0
-        return {"tried": float((~self.utility.isnan()).sum())}
+        was_tried = ~self.utility.isnan()
+        return {"tried": float(was_tried.sum())}
 
     def state_dict(self) -> dict[str, Any]:
         """Return utilities and when they were measured."""
-        return {"utility": self.utility.clone(), "last": self.last_round.clone()}
+        return {
+            "utility": self.utility.clone(),
+            "last": self.last_round.clone(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
@@ -116,7 +127,8 @@ class Oort(Stateless):
 
 def build(setting: Setting) -> Method:
     """Return Oort."""
-    return Method(Oort(setting.sizes, setting.options(Options)), WeightedDelta())
+    selector = Oort(setting.sizes, setting.options(Options))
+    return Method(selector, WeightedDelta())
 
 
 INFO = MethodInfo(

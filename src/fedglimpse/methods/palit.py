@@ -41,8 +41,10 @@ def directions(deltas: Tensor, model: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     deltas = deltas.double()
     norms = deltas.norm(dim=1)
     total = deltas.sum(0)
-    cosine = deltas @ total / (norms * total.norm()).clamp_min(1e-12)
-    change = (norms / model.double().norm().clamp_min(1e-6)).clamp(max=1.0)
+    product_of_norms = (norms * total.norm()).clamp_min(1e-12)
+    cosine = deltas @ total / product_of_norms
+    model_norm = model.double().norm().clamp_min(1e-6)
+    change = (norms / model_norm).clamp(max=1.0)
     return 1 - cosine.clamp(-1, 1), norms, change
 
 
@@ -55,19 +57,25 @@ def unusual(norms: Tensor, past: Tensor) -> Tensor:
     count = is_known.sum(1)
     divisor = count.clamp_min(1)
     mean = past.nan_to_num().sum(1) / divisor
-    variance = (past - mean[:, None]).square().nan_to_num().sum(1) / divisor
-    z = (norms - mean).abs() / (variance.sqrt() + 1e-6)
-    return torch.where(count >= 2, (z / 3).clamp(max=1.0), 0.0)
+    squares = (past - mean.unsqueeze(1)).square()
+    variance = squares.nan_to_num().sum(dim=1) / divisor
+    deviation = variance.sqrt() + 1e-6
+    z = (norms - mean).abs() / deviation
+    capped = (z / 3).clamp(max=1.0)
+    return torch.where(count >= 2, capped, 0.0)
 
 
 def contribution(score_gain: float, weights: Tensor) -> Tensor:
     """Return c = min(1, max(0, gain) / max(.01, w)) `[K]`, the gain in percentage points."""
-    return (max(0.0, score_gain) / weights.clamp_min(0.01)).clamp(max=1.0)
+    gain = max(0.0, score_gain)
+    per_weight = gain / weights.clamp_min(0.01)
+    return per_weight.clamp(max=1.0)
 
 
 def new_trust(trust: Tensor, anomaly: Tensor, contributed: Tensor) -> Tensor:
     """Return trust after a round."""
-    return (trust * (1 - 0.3 * anomaly + 0.2 * contributed)).clamp(0.01, 1.0)
+    factor = 1 - 0.3 * anomaly + 0.2 * contributed
+    return (trust * factor).clamp(0.01, 1.0)
 
 
 def new_belief(belief: Tensor, anomaly: Tensor, contributed: Tensor) -> Tensor:
@@ -76,7 +84,8 @@ def new_belief(belief: Tensor, anomaly: Tensor, contributed: Tensor) -> Tensor:
     harmful = likelihood * belief
     harmless = (1 - likelihood) * (1 - belief)
     posterior = harmful / (harmful + harmless).clamp_min(1e-6)
-    return (0.8 * posterior + 0.2 * belief).clamp(0.01, 0.99)
+    updated = 0.8 * posterior + 0.2 * belief
+    return updated.clamp(0.01, 0.99)
 
 
 def new_gain(gain: Tensor, belief: Tensor, actions: Tensor) -> Tensor:
@@ -84,7 +93,8 @@ def new_gain(gain: Tensor, belief: Tensor, actions: Tensor) -> Tensor:
     lowered = gain * (1 - 0.5 * belief)
     raised = gain * (1 + 0.2 * (1 - belief))
     acted = torch.where(actions == DOWN, lowered, gain)
-    return torch.where(actions == UP, raised, acted).clamp(0.01, 2.0)
+    acted = torch.where(actions == UP, raised, acted)
+    return acted.clamp(0.01, 2.0)
 
 
 class WeighedRound(NamedTuple):
@@ -104,7 +114,13 @@ class Trust:
     TABLES = ("trust", "belief", "gain", "last", "norms")
 
     def __init__(
-        self, num_clients: int, agent: ActionAgent, *, least: float, decay: float, cost: float
+        self,
+        num_clients: int,
+        agent: ActionAgent,
+        *,
+        least: float,
+        decay: float,
+        cost: float,
     ) -> None:
         """Start with full trust in each of `num_clients`.
 
@@ -123,19 +139,27 @@ class Trust:
         self.belief = torch.full_like(self.trust, 0.5)  # [N] b
         self.gain = torch.ones_like(self.trust)  # [N] g
         self.last = torch.full((num_clients,), -1)  # [N] round of the last participation
-        self.norms = torch.full((num_clients, STORED_NORMS), math.nan).double()  # newest last
+        no_norms = torch.full((num_clients, STORED_NORMS), math.nan)
+        self.norms = no_norms.double()  # newest last
         self.score: float | None = None  # of the last round
         self.weighed: WeighedRound | None = None
 
     @property
     def epsilon(self) -> float:
         """Share of random actions."""
-        return self.least + (1 - self.least) * math.exp(-self.agent.count / self.decay)
+        progress = self.agent.count / self.decay
+        return self.least + (1 - self.least) * math.exp(-progress)
 
     def features(self, ids: Tensor, anomaly: Tensor, round_num: int) -> Tensor:
         """Return what the network reads of each client `[K, 5]`."""
-        age = (round_num - self.last[ids]) / max(1, round_num)
-        columns = [self.belief[ids], self.trust[ids], self.gain[ids], age, anomaly]
+        rounds_away = round_num - self.last[ids]
+        columns = [
+            self.belief[ids],
+            self.trust[ids],
+            self.gain[ids],
+            rounds_away / max(1, round_num),
+            anomaly,
+        ]
         return torch.stack([column.float() for column in columns], dim=1)
 
     def weigh(self, update: Update, state: Tensor) -> Tensor:
@@ -144,20 +168,30 @@ class Trust:
         anomaly = self._anomaly(update, state)
         features = self.features(ids, anomaly, update.round_num)
         actions = self.agent.act(features, ids, update.round_num, self.epsilon)
-        self.gain[ids] = new_gain(self.gain[ids], self.belief[ids], actions)
-        weights = self.gain[ids] * self.trust[ids]
+        gain = new_gain(self.gain[ids], self.belief[ids], actions)
+        self.gain[ids] = gain
+        weights = gain * self.trust[ids]
         weights = weights / weights.sum()
-        self.weighed = WeighedRound(update.round_num, ids, anomaly, weights, features, actions)
+        self.weighed = WeighedRound(
+            round_num=update.round_num,
+            ids=ids,
+            anomaly=anomaly,
+            weights=weights,
+            features=features,
+            actions=actions,
+        )
         return weights
 
     def _anomaly(self, update: Update, state: Tensor) -> Tensor:
         """Return A of the updates `[K]`, and remember their norms."""
         ids = update.ids
         num_params = update.num_params
-        divergence, norms, change = directions(update.deltas[:, :num_params], state[:num_params])
+        deltas = update.deltas[:, :num_params]
+        divergence, norms, change = directions(deltas, state[:num_params])
         norms = norms.cpu()
         past_norms = self.norms[ids]  # [K, 5]
-        self.norms[ids] = torch.cat([past_norms[:, 1:], norms[:, None]], dim=1)
+        newest = norms.unsqueeze(1)
+        self.norms[ids] = torch.cat([past_norms[:, 1:], newest], dim=1)
         total = divergence.cpu() + unusual(norms, past_norms) + change.cpu()
         return (total / 3).clamp(max=1.0)
 
@@ -172,8 +206,10 @@ class Trust:
         ids = weighed.ids
         score_gain = 0.0 if last_score is None else 100 * (score - last_score)
         contributed = contribution(score_gain, weighed.weights)
-        self.trust[ids] = new_trust(self.trust[ids], weighed.anomaly, contributed)
-        self.belief[ids] = new_belief(self.belief[ids], weighed.anomaly, contributed)
+        trust = self.trust[ids]
+        belief = self.belief[ids]
+        self.trust[ids] = new_trust(trust, weighed.anomaly, contributed)
+        self.belief[ids] = new_belief(belief, weighed.anomaly, contributed)
         self.last[ids] = round_num
         metrics = {
             "epsilon": self.epsilon,
@@ -185,19 +221,22 @@ class Trust:
 
     def _learn(self, weighed: WeighedRound, score_gain: float) -> dict[str, float]:
         """Let the agent learn from a round that was judged; returns metrics."""
-        acted = float((weighed.actions != HOLD).double().mean())
+        has_acted = weighed.actions != HOLD
+        acted = float(has_acted.double().mean())
         reward = score_gain - self.cost * acted
+        features_after = self.features(weighed.ids, weighed.anomaly, weighed.round_num)
         self.agent.add(
             state=weighed.features,
             action=weighed.actions,
             reward=torch.full((len(weighed.ids),), reward),
-            after=self.features(weighed.ids, weighed.anomaly, weighed.round_num),
+            after=features_after,
         )
         loss, flops = self.agent.learn(weighed.round_num)
+        of_choosing = len(weighed.ids) * self.agent.flops
         metrics = {
             "agent_reward": reward,
             "acted": acted,
-            "server_flops": float(len(weighed.ids) * self.agent.flops + flops),
+            "server_flops": float(flops + of_choosing),
         }
         if loss is not None:
             metrics["td_loss"] = loss
@@ -205,8 +244,10 @@ class Trust:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue between two rounds."""
-        tables = {name: getattr(self, name).clone() for name in self.TABLES}
-        return {**tables, "score": self.score, "agent": self.agent.state_dict()}
+        state = {name: getattr(self, name).clone() for name in self.TABLES}
+        state["score"] = self.score
+        state["agent"] = self.agent.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
@@ -245,7 +286,8 @@ class TrustedWeights(WeightedDelta):
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
         self.applied = self.trust.weigh(update, state)
-        return weighted_delta(state, replace(update, weights=self.applied.to(state)))
+        weighed = replace(update, weights=self.applied.to(state))
+        return weighted_delta(state, weighed)
 
 
 class JudgedRandom(UniformRandom):
@@ -262,8 +304,10 @@ class JudgedRandom(UniformRandom):
     def feedback(self, outcome: Outcome) -> Mapping[str, float]:
         """Judge the clients of this round."""
         metrics = self.trust.judge(outcome.score, outcome.round_num)
-        flops = len(outcome.selected) * self.flops_per_client
-        return {**metrics, "server_flops": metrics.get("server_flops", 0.0) + flops}
+        of_learning = metrics.get("server_flops", 0.0)
+        of_judging = len(outcome.selected) * self.flops_per_client
+        metrics["server_flops"] = of_learning + of_judging
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of `Trust`, also for the aggregator."""
@@ -295,7 +339,8 @@ def build(setting: Setting) -> Method:
         decay=options.epsilon_decay,
         cost=options.cost,
     )
-    return Method(JudgedRandom(trust, setting.num_params), TrustedWeights(trust))
+    selector = JudgedRandom(trust, setting.num_params)
+    return Method(selector, TrustedWeights(trust))
 
 
 INFO = MethodInfo(

@@ -50,7 +50,8 @@ class SubsetSearch:
 
     def exact(self, k: int) -> Tensor:
         """Return the best of all subsets of `k` slots."""
-        return self._best_of(all_subsets(self.num_slots, k)).slots.clone()
+        best = self._best_of(all_subsets(self.num_slots, k))
+        return best.slots.clone()
 
     def near_best(self, k: int) -> Tensor:
         """Improve a greedy and a few random subsets by swaps; returns the best of them."""
@@ -68,12 +69,14 @@ class SubsetSearch:
         for _ in range(k):
             unused = self._unused_slots(chosen)[:, None]  # [B, 1]
             prefix = chosen.expand(len(unused), -1)  # [B, taken]
-            chosen = self._best_of(torch.cat([prefix, unused], dim=1)).slots
+            extended = torch.cat([prefix, unused], dim=1)  # [B, taken + 1]
+            chosen = self._best_of(extended).slots
         return chosen
 
     def improve(self, chosen: Tensor) -> Tensor:
         """Swap chosen slots for others, one at a time, until no single swap is better."""
-        best = Candidate(chosen, float(self.value(chosen[None])))
+        first_value = self.value(chosen.unsqueeze(0))
+        best = Candidate(chosen, float(first_value))
         improved = True
         while improved:
             improved = False
@@ -82,7 +85,8 @@ class SubsetSearch:
                 swapped = best.slots.repeat(len(unused), 1)  # [B, K]
                 swapped[:, position] = unused
                 candidate = self._best_of(swapped)
-                if candidate.value > best.value + TIE * abs(best.value):
+                slack = TIE * abs(best.value)
+                if candidate.value > best.value + slack:
                     best = candidate
                     improved = True
         return best.slots
@@ -95,9 +99,12 @@ class SubsetSearch:
     def _best_of(self, subsets: Tensor) -> Candidate:
         """Return the best of subsets `[B, K]`; ties, up to rounding, are broken at random."""
         values = self.value(subsets)
-        slack = TIE * (values.max() - values.min())
-        ties = (values >= values.max() - slack).nonzero().flatten()
-        drawn = ties[torch.randint(len(ties), (), generator=self.generator)]
+        largest = values.max()
+        slack = TIE * (largest - values.min())
+        is_tied = values >= largest - slack
+        ties = is_tied.nonzero().flatten()
+        rank = torch.randint(len(ties), (), generator=self.generator)
+        drawn = ties[rank]
         return Candidate(subsets[drawn], float(values[drawn]))
 
 
@@ -105,4 +112,5 @@ class SubsetSearch:
 def all_subsets(num: int, k: int) -> Tensor:
     """Return all subsets of `k` slots out of `num` `[B, K]`; cached, so do not change it."""
     subsets = list(itertools.combinations(range(num), k))  # torch's own takes memory for num ** k
-    return torch.tensor(subsets, dtype=torch.long).view(len(subsets), k)
+    slots = torch.tensor(subsets, dtype=torch.long)
+    return slots.view(len(subsets), k)

@@ -27,7 +27,13 @@ class ClientObservation(NamedTuple):
 class ActionQ(nn.Module):
     """Q of every action, by two hidden layers."""
 
-    def __init__(self, features: int, hidden: int, actions: int, seed: int) -> None:
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        actions: int,
+        seed: int,
+    ) -> None:
         """Build with weights drawn from `seed` alone."""
         super().__init__()
         with rng.isolated(seed, "action-q"):
@@ -88,21 +94,34 @@ class ActionAgent:
             "after": torch.zeros(buffer, features),
         }
         net = ActionQ(features, hidden, actions, seed)
-        self.learner = CandidateDQN(net, lr=lr, grad_clip=1.0, loss="smooth_l1")
+        self.learner = CandidateDQN(
+            net,
+            lr=lr,
+            grad_clip=1.0,
+            loss="smooth_l1",
+        )
 
     @torch.no_grad()
-    def act(self, features: Tensor, ids: Tensor, round_num: int, epsilon: float) -> Tensor:
+    def act(
+        self,
+        features: Tensor,
+        ids: Tensor,
+        round_num: int,
+        epsilon: float,
+    ) -> Tensor:
         """Return an action for every client `[K]`: the best one, or with `epsilon` a random one.
 
         Every client has its own draws, so that the order of clients does not matter.
         """
-        best = self.learner.online(self._observe(features)).argmax(dim=1).tolist()
+        q = self.learner.online(self._observe(features))  # [K, A]
+        best = q.argmax(dim=1).tolist()
         actions: list[int] = []
         for client, best_action in zip(ids.tolist(), best, strict=True):
             source = rng.generator(self.seed, "action-q", round_num, client)
             explores = bool(torch.rand((), generator=source) < epsilon)
             if explores:
-                actions.append(int(torch.randint(self.actions, (), generator=source)))
+                drawn = torch.randint(self.actions, (), generator=source)
+                actions.append(int(drawn))
             else:
                 actions.append(best_action)
         return torch.tensor(actions)
@@ -122,13 +141,17 @@ class ActionAgent:
         if stored < self.batch:
             return None, 0
         source = rng.generator(self.seed, "action-q-replay", round_num)
-        rows = torch.randperm(stored, generator=source)[: self.batch]
+        order = torch.randperm(stored, generator=source)
+        rows = order[: self.batch]
+        actions = self.rows["action"][rows]
+        states = self.rows["state"][rows]
+        states_after = self.rows["after"][rows]
         batch = ReplayBatch(
-            obs=self._observe(self.rows["state"][rows]),
-            chosen=F.one_hot(self.rows["action"][rows], self.actions).bool(),
+            obs=self._observe(states),
+            chosen=F.one_hot(actions, self.actions).bool(),
             returns=self.rows["reward"][rows],
             discount=torch.full((len(rows),), self.gamma),
-            next_obs=self._observe(self.rows["after"][rows]),
+            next_obs=self._observe(states_after),
             next_k=torch.ones(len(rows), dtype=torch.int64),
         )
         loss = self.learner.update(batch)
@@ -139,16 +162,18 @@ class ActionAgent:
         return float(loss), UPDATE_PASSES * forward
 
     def _observe(self, features: Tensor) -> ClientObservation:
-        return ClientObservation(
-            features, torch.ones(len(features), self.actions, dtype=torch.bool)
-        )
+        mask = torch.ones(len(features), self.actions, dtype=torch.bool)
+        return ClientObservation(features, mask)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue: tensors and plain values, copied."""
         num_stored = min(self.count, len(self.rows["action"]))
+        stored_rows: dict[str, Tensor] = {}
+        for name, values in self.rows.items():
+            stored_rows[name] = values[:num_stored]
         state = {
             "learner": self.learner.state_dict(),
-            "rows": {name: values[:num_stored] for name, values in self.rows.items()},
+            "rows": stored_rows,
             "count": self.count,
             "updates": self.updates,
         }

@@ -73,11 +73,13 @@ class WeightAgent:
         features = self._features(update)
         self.last[update.ids] = update.round_num
         ids = update.ids[is_trusted]
-        logits = self.ppo.act(features[is_trusted], ids, update.round_num).double()
+        logits = self.ppo.act(features[is_trusted], ids, update.round_num)
         weights = torch.zeros(len(update.ids), dtype=torch.float64)
-        weights[is_trusted] = logits.softmax(0)
-        self.metrics["filtered"] = float((~is_trusted).sum())
-        self.metrics["effective_clients"] = float(1 / weights.square().sum())
+        weights[is_trusted] = logits.double().softmax(dim=0)
+        num_filtered = (~is_trusted).sum()
+        concentration = weights.square().sum()
+        self.metrics["filtered"] = float(num_filtered)
+        self.metrics["effective_clients"] = float(1 / concentration)
         self.metrics["server_flops"] = float(self.ppo.spent())
         if self.ppo.loss is not None:
             self.metrics["ppo_loss"] = self.ppo.loss
@@ -93,7 +95,8 @@ class WeightAgent:
             update.sizes / update.sizes.sum(),
             rounds_away.clamp_min(0).log1p(),
         ]
-        return finite(torch.stack([column.float() for column in columns], dim=1))
+        features = torch.stack([column.float() for column in columns], dim=1)
+        return finite(features)
 
     def reward(self, value: float) -> None:
         """Pass a reward on to the learner; one that is not a number would spoil its networks."""
@@ -102,7 +105,10 @@ class WeightAgent:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue."""
-        return {"ppo": self.ppo.state_dict(), "last": self.last.clone()}
+        return {
+            "ppo": self.ppo.state_dict(),
+            "last": self.last.clone(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
@@ -124,7 +130,8 @@ class LearnedWeights(WeightedDelta):
         """Return the next global state `[d]`."""
         is_trusted = self.trust(update.reports["loss_after"])
         self.applied = self.agent.weigh(update, is_trusted)
-        return weighted_delta(state, replace(update, weights=self.applied.to(state)))
+        weighed = replace(update, weights=self.applied.to(state))
+        return weighted_delta(state, weighed)
 
 
 class RewardedRandom(UniformRandom):
@@ -157,7 +164,8 @@ class RewardedRandom(UniformRandom):
 def loss_reward(losses: Tensor) -> float:
     """Return -(mean + largest - smallest): low and even losses are good."""
     values = losses.double()
-    return -float(values.mean() + values.max() - values.min())
+    cost = values.mean() + values.max() - values.min()
+    return -float(cost)
 
 
 def everyone(losses: Tensor) -> Tensor:

@@ -36,17 +36,26 @@ class PopulationObservation(NamedTuple):
 class PopulationQ(nn.Module):
     """Q of every client from the state of the whole population, by one hidden layer."""
 
-    def __init__(self, inputs: int, hidden: int, num_clients: int, seed: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        num_clients: int,
+        seed: int,
+    ) -> None:
         """Build with weights drawn from `seed` alone."""
         super().__init__()
         with rng.isolated(seed, "population-q"):
             self.layers = nn.Sequential(
-                nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, num_clients)
+                nn.Linear(inputs, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, num_clients),
             )
 
     def forward(self, obs: PopulationObservation) -> Tensor:
         """Return Q `[B, N]`; values of invisible clients mean nothing."""
-        return self.layers(obs.states)[obs.rows]
+        q_of_states = self.layers(obs.states)  # [S, N]
+        return q_of_states[obs.rows]
 
 
 class PopulationMemory:
@@ -65,11 +74,12 @@ class PopulationMemory:
         self.latest = torch.zeros(num_clients, dtype=torch.int32)  # [N] rows of `versions`
         self.versions = torch.zeros(1, features)  # [M, q], row 0 for clients never seen
         self.seen_in = torch.zeros(1, dtype=torch.int64)  # [M] round of each version
+        of_clients = (capacity, num_clients)
         self.rows = {
-            "latest": torch.zeros(capacity, num_clients, dtype=torch.int32),
-            "visible": torch.zeros(capacity, num_clients, dtype=torch.bool),
-            "chosen": torch.zeros(capacity, num_clients, dtype=torch.bool),
-            "rewards": torch.zeros(capacity, num_clients),  # of the chosen
+            "latest": torch.zeros(of_clients, dtype=torch.int32),
+            "visible": torch.zeros(of_clients, dtype=torch.bool),
+            "chosen": torch.zeros(of_clients, dtype=torch.bool),
+            "rewards": torch.zeros(of_clients),  # of the chosen
             "sketch": torch.zeros(capacity, features),  # of the global model
             "round_num": torch.zeros(capacity, dtype=torch.int64),
             "k": torch.zeros(capacity, dtype=torch.int64),
@@ -84,10 +94,16 @@ class PopulationMemory:
             round_nums: when; the age of a sketch is log(1 + rounds), 0 for the unseen.  # [S]
         """
         is_seen = latest > 0  # [S, N]
-        rounds_since = (round_nums[:, None] - self.seen_in[latest]).clamp_min(0)
-        age = rounds_since.float().log1p() * is_seen
+        rounds_since = round_nums.unsqueeze(1) - self.seen_in[latest]  # [S, N]
+        age = rounds_since.clamp_min(0).float().log1p()
         clients = self.versions[latest].flatten(1)  # [S, N * q]
-        return torch.cat([sketches, clients, is_seen.float(), age], dim=1)
+        parts = [
+            sketches,
+            clients,
+            is_seen.float(),
+            age * is_seen,
+        ]
+        return torch.cat(parts, dim=1)
 
     def add(self, round_num: int, **values: Any) -> None:
         """Store a round over the oldest one, with what was known of clients before it."""
@@ -111,7 +127,8 @@ class PopulationMemory:
     def _drop_unused_versions(self) -> None:
         """Drop the versions that neither the present nor a stored round refers to."""
         unseen = self.latest.new_zeros(1)
-        pointers = torch.cat([unseen, self.latest, self.rows["latest"].flatten()])
+        stored = self.rows["latest"].flatten()
+        pointers = torch.cat([unseen, self.latest, stored])
         in_use = pointers.unique()  # sorted, so that 0 stays 0
         self.versions = self.versions[in_use]
         self.seen_in = self.seen_in[in_use]
@@ -121,9 +138,10 @@ class PopulationMemory:
     def starts(self) -> Tensor:
         """Return the numbers of stored rounds that chose a client and have a successor."""
         oldest = max(self.count - self.capacity, 0)
-        entries = torch.arange(oldest, max(self.count - 1, oldest))
-        any_chosen = self.rows["chosen"][entries % self.capacity].any(dim=1)
-        return entries[any_chosen]
+        end = max(self.count - 1, oldest)
+        entries = torch.arange(oldest, end)
+        chosen = self.rows["chosen"][entries % self.capacity]  # [B, N]
+        return entries[chosen.any(dim=1)]
 
     def observe(self, entries: Tensor) -> PopulationObservation:
         """Rebuild what was seen in these rounds."""
@@ -131,18 +149,24 @@ class PopulationMemory:
         latest = self.rows["latest"][row]
         sketches = self.rows["sketch"][row]
         round_nums = self.rows["round_num"][row]
-        states = self.states(latest, sketches, round_nums)
-        return PopulationObservation(states, torch.arange(len(row)), self.rows["visible"][row])
+        return PopulationObservation(
+            states=self.states(latest, sketches, round_nums),
+            rows=torch.arange(len(row)),
+            mask=self.rows["visible"][row],
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue; only rows in use."""
         num_stored = min(self.count, self.capacity)
+        stored_rows: dict[str, Tensor] = {}
+        for name, rows in self.rows.items():
+            stored_rows[name] = rows[:num_stored]
         return {
             "count": self.count,
             "latest": self.latest,
             "versions": self.versions,
             "seen_in": self.seen_in,
-            "rows": {name: rows[:num_stored] for name, rows in self.rows.items()},
+            "rows": stored_rows,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -217,14 +241,25 @@ class PopulationAgent:
         """Return the Q of the visible clients `[V]`."""
         sketch = self.narrow(view.server["global_sketch"])
         states = self.memory.states(
-            self.memory.latest[None], sketch[None], torch.tensor([view.round_num])
+            latest=self.memory.latest.unsqueeze(0),
+            sketches=sketch.unsqueeze(0),
+            round_nums=torch.tensor([view.round_num]),
         )
-        rows = torch.zeros(1, dtype=torch.int64)
-        obs = PopulationObservation(states, rows, self._members(view.ids)[None])
-        return self.learner.online(obs)[0, view.ids]
+        obs = PopulationObservation(
+            states=states,
+            rows=torch.zeros(1, dtype=torch.int64),
+            mask=self._members(view.ids).unsqueeze(0),
+        )
+        q = self.learner.online(obs)  # [1, N]
+        return q[0, view.ids]
 
     def remember(
-        self, view: View, k: int, selected: Tensor, rewards: Tensor, sketches: Tensor
+        self,
+        view: View,
+        k: int,
+        selected: Tensor,
+        rewards: Tensor,
+        sketches: Tensor,
     ) -> None:
         """Store a round, then the sketches of the clients that took part.
 
@@ -236,7 +271,8 @@ class PopulationAgent:
             sketches: of each of them.  # [K, D]
         """
         num_clients = len(self.memory.latest)
-        rewards_of_all = torch.zeros(num_clients).index_put((selected,), rewards.float())
+        rewards_of_all = torch.zeros(num_clients)
+        rewards_of_all[selected] = rewards.float()
         self.memory.add(
             view.round_num,
             visible=self._members(view.ids),
@@ -245,7 +281,8 @@ class PopulationAgent:
             sketch=self.narrow(view.server["global_sketch"]),
             k=k,
         )
-        self.memory.see(selected, self.narrow(sketches), view.round_num)
+        narrow_sketches = self.narrow(sketches)
+        self.memory.see(selected, narrow_sketches, view.round_num)
 
     def learn(self, round_num: int) -> tuple[float | None, int]:
         """Take one step on one mini-batch; returns the TD loss and the FLOPs."""
@@ -273,19 +310,27 @@ class PopulationAgent:
         next_k = self.memory.rows["k"][next_row]  # [B]
         if self.per_client:  # a row for each chosen client; its next action is one client
             round_of, client = torch.where(chosen)  # [B'], [B']
-            obs = obs._replace(rows=round_of, mask=obs.mask[round_of])
-            next_obs = next_obs._replace(rows=round_of, mask=next_obs.mask[round_of])
+            mask = obs.mask[round_of]
+            next_mask = next_obs.mask[round_of]
+            obs = obs._replace(rows=round_of, mask=mask)
+            next_obs = next_obs._replace(rows=round_of, mask=next_mask)
             rewards = rewards[round_of]
             next_k = torch.ones_like(round_of)
             chosen = torch.zeros_like(rewards, dtype=torch.bool)
-            chosen[torch.arange(len(client)), client] = True
-        returns = set_value(rewards, chosen)
-        discount = torch.full((len(chosen),), self.gamma)
-        return ReplayBatch(obs, chosen, returns, discount, next_obs, next_k)
+            rows = torch.arange(len(client))
+            chosen[rows, client] = True
+        return ReplayBatch(
+            obs=obs,
+            chosen=chosen,
+            returns=set_value(rewards, chosen),
+            discount=torch.full((len(chosen),), self.gamma),
+            next_obs=next_obs,
+            next_k=next_k,
+        )
 
     def _members(self, ids: Tensor) -> Tensor:
         """Mark these clients among all `[N]`."""
-        mask = torch.zeros(len(self.memory.latest), dtype=torch.bool)
+        mask = torch.zeros_like(self.memory.latest, dtype=torch.bool)
         mask[ids] = True
         return mask
 
@@ -310,7 +355,8 @@ def _check_size(num_clients: int, width: int, inputs: int, hidden: int) -> None:
     num_weights = hidden * (inputs + num_clients)
     if num_weights <= MOST_WEIGHTS:
         return
-    largest_width = (MOST_WEIGHTS // hidden - 3 * num_clients) // (num_clients + 1)
+    left_for_sketches = MOST_WEIGHTS // hidden - 3 * num_clients
+    largest_width = left_for_sketches // (num_clients + 1)
     fix = "use fewer clients (data.clients)"
     if largest_width >= 1:
         fix = f"set options.features={largest_width}"

@@ -29,15 +29,23 @@ class ActorCritic(nn.Module):
         super().__init__()
         with rng.isolated(seed, "ppo"):
             self.actor = _two_layers(features, hidden, 2)
-            self.reader = nn.Sequential(nn.Linear(features, hidden), nn.Tanh())
+            self.reader = nn.Sequential(
+                nn.Linear(features, hidden),
+                nn.Tanh(),
+            )
             self.critic = _two_layers(hidden, hidden, 1)
         output = self.actor[-1]
         assert isinstance(output, nn.Linear)
         with torch.no_grad():
             output.weight.mul_(0.1)
-            output.bias.copy_(torch.tensor([0.0, FIRST_LOG_SIGMA]))
+            first_output = torch.tensor([0.0, FIRST_LOG_SIGMA])
+            output.bias.copy_(first_output)
 
-    def forward(self, clients: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self,
+        clients: Tensor,
+        mask: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return mu `[B, K]`, log sigma `[B, K]` and values `[B]`.
 
         Args:
@@ -45,15 +53,19 @@ class ActorCritic(nn.Module):
             mask: True for real clients.  # [B, K]
         """
         mu, log_sigma = self.actor(clients).unbind(-1)
-        hidden = self.reader(clients) * mask[..., None]  # [B, K, H]
-        count = mask.sum(dim=1, keepdim=True).clamp_min(1)  # [B, 1]
-        mean = hidden.sum(dim=1) / count
+        hidden = self.reader(clients) * mask.unsqueeze(2)  # [B, K, H]
+        count = mask.sum(dim=1, keepdim=True)  # [B, 1]
+        mean = hidden.sum(dim=1) / count.clamp_min(1)
         value = self.critic(mean).squeeze(-1)
         return mu, log_sigma.clamp(*LOG_SIGMA), value
 
 
 def _two_layers(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, outputs),
+    )
 
 
 class ActedRound(NamedTuple):
@@ -98,7 +110,11 @@ class PPO:
         self.epochs = epochs
         self.horizon = horizon
         self.net = ActorCritic(features, hidden, seed)
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=lr, fused=True)
+        self.optimizer = torch.optim.Adam(
+            self.net.parameters(),
+            lr=lr,
+            fused=True,
+        )
         self.steps: list[ActedRound] = []
         self.loss: float | None = None  # of the last batch
         self.flops = 0  # since they were last read
@@ -126,15 +142,24 @@ class PPO:
         with torch.no_grad():
             mu, log_sigma, _ = self._read_one(clients)
         action = mu + log_sigma.exp() * torch.stack(noise)
-        log_prob = float(log_density(action, mu, log_sigma).sum())
-        self.steps.append(ActedRound(clients, action, log_prob, None))
+        log_prob = log_density(action, mu, log_sigma).sum()
+        acted = ActedRound(
+            clients=clients,
+            action=action,
+            log_prob=float(log_prob),
+            reward=None,
+        )
+        self.steps.append(acted)
         return action
 
     def reward(self, value: float) -> bool:
         """Reward the last round; False where no round waits for its reward."""
-        is_waiting = bool(self.steps) and self.steps[-1].reward is None
+        if not self.steps:
+            return False
+        last = self.steps[-1]
+        is_waiting = last.reward is None
         if is_waiting:
-            self.steps[-1] = self.steps[-1]._replace(reward=value)
+            self.steps[-1] = last._replace(reward=value)
         return is_waiting
 
     def learn(self, following: Tensor) -> None:
@@ -143,11 +168,14 @@ class PPO:
         Args:
             following: features of the round after them, whose value closes the returns.  # [K, F]
         """
-        clients = pad_sequence([step.clients for step in self.steps], batch_first=True)
-        action = pad_sequence([step.action for step in self.steps], batch_first=True)  # [B, K]
-        sizes = torch.tensor([len(step.action) for step in self.steps])
-        mask = torch.arange(action.shape[1]) < sizes[:, None]  # [B, K]
+        all_clients = [step.clients for step in self.steps]
+        all_actions = [step.action for step in self.steps]
+        clients = pad_sequence(all_clients, batch_first=True)  # [B, K, F]
+        action = pad_sequence(all_actions, batch_first=True)  # [B, K]
         old_log_prob = torch.tensor([step.log_prob for step in self.steps])  # [B]
+        sizes = torch.tensor([len(step.action) for step in self.steps])
+        slots = torch.arange(action.shape[1])
+        mask = slots < sizes.unsqueeze(1)  # [B, K]
         with torch.no_grad():
             returns = self._returns(following)  # [B]
             _, _, old_value = self._read(clients, mask)
@@ -156,9 +184,11 @@ class PPO:
             advantage = (advantage - advantage.mean()) / spread
         for _ in range(self.epochs):
             mu, log_sigma, value = self._read(clients, mask, passes=3)
-            log_prob = log_density(action, mu, log_sigma).masked_fill(~mask, 0.0).sum(1)
-            policy_loss = clipped_loss(log_prob - old_log_prob, advantage, self.clip)
-            loss = policy_loss + 0.5 * F.mse_loss(value, returns)
+            of_clients = log_density(action, mu, log_sigma).masked_fill(~mask, 0.0)
+            log_ratio = of_clients.sum(dim=1) - old_log_prob  # [B]
+            policy_loss = clipped_loss(log_ratio, advantage, self.clip)
+            value_loss = F.mse_loss(value, returns)
+            loss = policy_loss + 0.5 * value_loss
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             self.optimizer.step()
@@ -169,12 +199,14 @@ class PPO:
         """Return the discounted return of every stored round `[B]`."""
         rewards = [step.reward or 0.0 for step in self.steps]
         _, _, value = self._read_one(following)
-        return torch.tensor(discounted(rewards, float(value), self.gamma))
+        returns = discounted(rewards, float(value), self.gamma)
+        return torch.tensor(returns)
 
     def _read_one(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run the network on one round `[K, F]`: mu `[K]`, log sigma `[K]` and value `[]`."""
-        mask = torch.ones(1, len(clients), dtype=torch.bool)
-        mu, log_sigma, value = self._read(clients[None], mask)
+        rounds = clients.unsqueeze(0)  # [1, K, F]
+        mask = torch.ones(rounds.shape[:2], dtype=torch.bool)
+        mu, log_sigma, value = self._read(rounds, mask)
         return mu[0], log_sigma[0], value[0]
 
     def _read(
@@ -211,14 +243,19 @@ class PPO:
 
 def log_density(x: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
     """Return the log density of normal variables, without the constant."""
-    return -0.5 * ((x - mu) / log_sigma.exp()).square() - log_sigma
+    deviations = (x - mu) / log_sigma.exp()
+    return -0.5 * deviations.square() - log_sigma
 
 
 def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """Return minus PPO's clipped objective, its Eq. (7), for `[B]` rounds."""
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
-    return -torch.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+    objective = torch.minimum(
+        ratio * advantage,
+        clipped_ratio * advantage,
+    )
+    return -objective.mean()
 
 
 def discounted(rewards: list[float], value_after: float, gamma: float) -> list[float]:

@@ -102,10 +102,18 @@ class QSelector:
         epsilon = self.options.epsilon_at(self.step)
         self._pending = PendingChoice(view, k, scores)
         slots, behaviour = self.choose(scores, k, epsilon, view.rng)
-        return Choice(slots, info={"behaviour": behaviour, "epsilon": round(epsilon, 6)})
+        info = {
+            "behaviour": behaviour,
+            "epsilon": round(epsilon, 6),
+        }
+        return Choice(slots, info=info)
 
     def choose(
-        self, scores: Tensor, k: int, epsilon: float, generator: torch.Generator
+        self,
+        scores: Tensor,
+        k: int,
+        epsilon: float,
+        generator: torch.Generator,
     ) -> tuple[Tensor, str]:
         """Return the slots, and "greedy" or how they were explored."""
         picked = pick(scores, k, epsilon, "all", 0, generator)
@@ -118,14 +126,21 @@ class QSelector:
             raise ValueError(f"feedback for round {outcome.round_num} without a choice in it")
         rewards = self.client_rewards(outcome)
         sketches = outcome.reports["sketch"]
-        self.agent.remember(pending.view, pending.k, outcome.selected, rewards, sketches)
+        self.agent.remember(
+            pending.view,
+            pending.k,
+            outcome.selected,
+            rewards,
+            sketches,
+        )
         td_loss, flops = self.agent.learn(outcome.round_num)
         self.step += 1
         self._pending = None
+        is_seen = self.agent.memory.latest > 0  # [N]
         metrics = {
             "mean_q": float(pending.scores.mean()),
             "q_spread": float(pending.scores.std(correction=0)),
-            "clients_seen": float((self.agent.memory.latest > 0).sum()),
+            "clients_seen": float(is_seen.sum()),
             "server_flops": float(self.agent.flops + flops),
         }
         if td_loss is not None:
@@ -136,7 +151,10 @@ class QSelector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return networks, memory and the position in the schedule."""
-        return {"agent": self.agent.state_dict(), "step": self.step}
+        return {
+            "agent": self.agent.state_dict(),
+            "step": self.step,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
