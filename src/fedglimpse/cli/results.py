@@ -15,8 +15,13 @@ from fedglimpse.errors import UserError
 
 
 def report(
-    path: Annotated[
-        Path, typer.Argument(help="A folder of sweep, compare or run, or a study.json.gz.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A folder of sweep, compare or run, or a study.json.gz; several: of one study, "
+            "such as the folders of a sweep's shards.",
+            metavar="PATH...",
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the report; default: PATH/report.")
@@ -32,23 +37,29 @@ def report(
     ] = None,
 ) -> None:
     """Report a study: a table here, and report.html, CSV, LaTeX and study.json.gz in --out."""
-    if not path.exists():
-        raise UserError(
-            f"There is no {path}: name a folder of results or a study.json.gz.", key="PATH"
-        )
+    for path in paths:
+        if not path.exists():
+            raise UserError(
+                f"There is no {path}: name a folder of results or a study.json.gz.", key="PATH"
+            )
     check_target(target)
     with importing():
         from fedglimpse.studies.report.analysis import Options, analyse
         from fedglimpse.studies.report.files import write_report
         from fedglimpse.studies.report.tables import show
         from fedglimpse.studies.results.load import load_study
-    results = analyse(load_study(path), Options(control, target, paper))
+        from fedglimpse.studies.results.study import join_studies
+    names = " ".join(map(str, paths))
+    studies = list(map(load_study, paths))
+    study = studies[0] if len(studies) == 1 else join_studies(studies, names)
+    results = analyse(study, Options(control, target, paper))
     if all(row.spread is None and not row.to_target for row in results.rows):
         raise UserError(
-            f"{path} holds no finished run yet: report it when one has finished.", key="PATH"
+            f"{names} holds no finished run yet: report it when one has finished.", key="PATH"
         )
-    folder = out or (path / "report" if path.is_dir() else path.parent / "report")
-    if folder.resolve() == path.resolve():
+    first = paths[0]
+    folder = out or (first / "report" if first.is_dir() else first.parent / "report")
+    if folder.resolve() in [path.resolve() for path in paths]:
         raise UserError(
             f"--out {folder} is the folder of the results themselves: name another folder.",
             key="--out",

@@ -11,6 +11,7 @@ from fedglimpse.cli.entry import importing
 from fedglimpse.config.loading import parse_overrides
 from fedglimpse.errors import UserError
 from fedglimpse.studies.sweep.plan import read_plan
+from fedglimpse.studies.sweep.shard import read_shard
 
 if TYPE_CHECKING:
     from fedglimpse.studies.sweep.runner import Engine, SweepOutcome
@@ -20,6 +21,21 @@ SHOWN_FAILURES = 10
 Out = Annotated[
     Path | None, typer.Option("--out", help="Folder for the results; default: runs/FILE.")
 ]
+WorkersOption = Annotated[
+    str, typer.Option("--workers", help="Processes; auto: one for each core, on a GPU one.")
+]
+ShardOption = Annotated[
+    str,
+    typer.Option("--shard", help="I/N: only the I-th of N parts; others may run elsewhere."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="key=value: only these runs; setting, variant, seed or any key."),
+]
+Without = Annotated[
+    list[Path] | None,
+    typer.Option("--without", help="Skip runs that are finished in this stored study or sweep."),
+]
 
 
 def sweep(
@@ -28,23 +44,19 @@ def sweep(
     budget: Annotated[
         float | None, typer.Option(help="Stop cleanly before so many seconds have passed.")
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="key=value: only these runs; setting, variant, seed or any key."),
-    ] = None,
+    only: Only = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="key=value of engine.*, checkpoint.* or log.*."),
     ] = None,
     lanes: Annotated[str, typer.Option(help="Most runs side by side, or auto.")] = "auto",
+    workers: WorkersOption = "auto",
+    shard: ShardOption = "1/1",
     reuse: Annotated[
         list[Path] | None,
         typer.Option(help="Use finished runs of this other sweep, too."),
     ] = None,
-    without: Annotated[
-        list[Path] | None,
-        typer.Option(help="Skip runs that are finished in this stored study or sweep."),
-    ] = None,
+    without: Without = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try runs again that failed before.")
     ] = False,
@@ -65,7 +77,9 @@ def sweep(
     The same command resumes a sweep that was stopped, on another machine too.
     """
     folder = out or Path("runs") / file.stem
-    most_lanes = read_lanes(lanes)
+    most_lanes = read_number("--lanes", lanes)
+    processes = read_number("--workers", workers, has_effect=engine != "ray")
+    part = read_shard(shard)
     plan = read_plan(file, smoke)
     with importing():
         from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
@@ -73,6 +87,8 @@ def sweep(
         only=only or (),
         budget=budget,
         lanes=most_lanes,
+        workers=processes,
+        shard=part,
         extra=parse_overrides(settings or ()),
         reuse=reuse or (),
         without=without or (),
@@ -83,12 +99,10 @@ def sweep(
     show_outcome(outcome, folder)
 
 
-def engine_of(engine: str, address: str, gpus: float | None, cpus: float) -> Engine:
-    """Return the function that runs packs, here or on a cluster."""
+def engine_of(engine: str, address: str, gpus: float | None, cpus: float) -> Engine | None:
+    """Return the function that runs packs on a cluster; None: they run here."""
     if engine == "local":
-        from fedglimpse.studies.sweep import local  # not above, because it imports torch
-
-        return local.run_packs
+        return None
     if engine != "ray":
         raise UserError(f"--engine {engine} is unknown: use local or ray.", key="--engine")
     from fedglimpse.studies.sweep.cluster import Cluster
@@ -96,13 +110,17 @@ def engine_of(engine: str, address: str, gpus: float | None, cpus: float) -> Eng
     return Cluster(address, gpus=gpus, cpus=cpus).run_packs
 
 
-def read_lanes(text: str) -> int | None:
-    """Return the most runs in a pack; None for auto."""
+def read_number(option: str, text: str, has_effect: bool = True) -> int | None:
+    """Return the number of an option; None for auto."""
     if text == "auto":
         return None
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise UserError(
-            f"--lanes {text} must be a whole number of 1 or more, or auto.", key="--lanes"
+            f"{option} {text} must be a whole number of 1 or more, or auto.", key=option
+        )
+    if not has_effect:
+        raise UserError(
+            f"{option} {text} has no effect with --engine ray: leave it out.", key=option
         )
     return int(text)
 

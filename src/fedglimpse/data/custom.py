@@ -32,6 +32,11 @@ def checksum_of(name: str) -> int | None:
     return _checksums.get(name)
 
 
+def note_checksum(name: str, checksum: int) -> None:
+    """Take over the checksum of own data that another process has loaded."""
+    _checksums[name] = checksum
+
+
 def load_own(name: str) -> Dataset:
     """Call the user's factory, which takes no arguments, and check the `Dataset` it returns.
 

@@ -24,6 +24,8 @@ from fedglimpse.errors import UserError, nearest, require
 
 _DIGITS_TEST_ROWS = 360
 
+_kept: dict[str, Dataset] = {}  # those that this process need not load
+
 
 @dataclass(frozen=True)
 class SourceStatus:
@@ -99,6 +101,8 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
         UserError: unknown name, missing files, files that are not the published ones, or own data
             that cannot be trained on.
     """
+    if name in _kept and data_dir is None:
+        return _kept[name]
     if is_own(name):
         return load_own(name)
     _check_name(name)
@@ -113,6 +117,11 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
     if name == "har" and not _has_har_counts(dataset):
         warnings.warn(_wrong_har_counts(path, dataset), stacklevel=2)
     return dataset
+
+
+def keep(dataset: Dataset) -> None:
+    """Let `load` return this dataset under its name from now on."""
+    _kept[dataset.name] = dataset
 
 
 def status(name: str, data_dir: str | Path | None = None) -> SourceStatus:

@@ -152,14 +152,18 @@ class RunFolder:
         write_atomically(self.environment, json.dumps(current, indent=1))
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Lock the folder against other processes; it is created if necessary."""
+    def alone(self, wait: float = 0.0) -> Iterator[None]:
+        """Lock the folder against other processes; it is created if necessary.
+
+        Args:
+            wait: seconds, for a process that is about to end.
+        """
         if self.path.exists() and not self.path.is_dir():
             yield  # `open` reports it
             return
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.path, "run"):
+        with locked(self.path, "run", wait=wait):
             yield
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:

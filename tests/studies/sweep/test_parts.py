@@ -16,9 +16,10 @@ from sweeps import SMALL, write
 from fedglimpse.errors import UserError
 from fedglimpse.storage.lock import locked
 from fedglimpse.studies.sweep.folder import SweepFolder
+from fedglimpse.studies.sweep.packs import begun_first, make_packs
 from fedglimpse.studies.sweep.plan import Plan, read_plan
 from fedglimpse.studies.sweep.progress import CellWork, SweepProgress, SweepStatus, duration
-from fedglimpse.studies.sweep.runner import begun_first, cell_filter, make_packs
+from fedglimpse.studies.sweep.runner import cell_filter
 from fedglimpse.studies.sweep.stop import Stop
 
 
@@ -69,7 +70,7 @@ def opened(path: Path, plan: Plan) -> SweepFolder:
     folder = SweepFolder(path)
     folder.check(plan)
     path.mkdir(exist_ok=True)
-    folder.open(plan)
+    folder.open(plan, [])
     return folder
 
 
@@ -78,6 +79,7 @@ def test_the_plan_is_what_the_report_reads(plan: Plan, tmp_path: Path) -> None:
     plan = json.loads((tmp_path / "o" / "sweep.json").read_text())
     assert set(plan) == {
         "format", "version", "title", "claim", "control", "targets", "paper", "cells",
+        "packs",
     }  # fmt: skip
     assert plan["cells"][0] == {
         "id": "digits-mobile--fedavg--s0",
@@ -151,7 +153,7 @@ def test_a_finished_cell_is_packed_once_and_may_be_cut_anywhere(plan: Plan, tmp_
     assert folder.state(cell) == "begun"
     (path / "summary.json").write_text("{}")
     (path / "rounds.jsonl.gz").write_text("cut short")
-    folder.open(plan)
+    folder.open(plan, [])
     folder.tidy(cell)
     assert sorted(p.name for p in path.iterdir()) == ["rounds.jsonl.gz", "summary.json"]
     assert folder.state(cell) == "done"

@@ -15,26 +15,27 @@ from sweeps import ROOT, SMALL, SWEEP, environment, results, write
 
 from signalled import command, cuts
 
+ONE_PROCESS = ["--workers", "1", "--lanes", "4"]
 FILE = SMALL.replace("rounds = 8", "rounds = 30")
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*SWEEP, *words], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        [*SWEEP, *ONE_PROCESS, *words], cwd=ROOT, env=environment(), capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
 
 
 def signalled(name: str, at: int, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command(name, at, folder), "sweep", *words], cwd=ROOT, env=environment(),
+        [*command(name, at, folder), "sweep", *ONE_PROCESS, *words], cwd=ROOT, env=environment(),
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
 def begin(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*SWEEP, *words], cwd=ROOT, env=environment(), stderr=subprocess.PIPE,
+        [*SWEEP, *ONE_PROCESS, *words], cwd=ROOT, env=environment(), stderr=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 

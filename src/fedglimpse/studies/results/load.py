@@ -1,4 +1,4 @@
-"""Reading a study: a sweep's folder, a comparison's, a single run's, or a stored study file.
+"""Reading a study: a sweep's folder, those of its shards, a comparison's, a run's, a stored file.
 
 A sweep's plan names its settings and variants. Run folders without a plan get names here: a setting
 after its data, a variant after its method, and where that does not distinguish two runs, the keys
@@ -61,6 +61,9 @@ def load_study(path: Path) -> Study:
         return _read_sweep(path)
     if (path / "config.toml").exists():
         return _read_runs(path, [path])
+    shards = sorted(file.parent for file in path.glob("*/sweep.json"))
+    if shards:
+        return join_studies(list(map(_read_sweep, shards)), str(path))
     folders = sorted(file.parent for file in path.glob("*/config.toml"))
     if folders:
         return _read_runs(path, folders)

@@ -1,6 +1,6 @@
 """A sweep's folder: what is to be run, and the state of every cell.
 
-    sweep.json        the plan: title, claim, control, targets, cells
+    sweep.json        the plan: title, claim, control, targets, cells; and which share a pack
     cells/<id>/       a run folder of one seed; summary.json once it is done
     cells/<id>/failed.json   why it could not be run
 
@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +23,14 @@ from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import RunFolder, write_atomically, writing
 from fedglimpse.storage.checkpoint import Checkpoint
 from fedglimpse.storage.lock import SUFFIX as LOCK
+from fedglimpse.storage.lock import check_unlocked, locked
 from fedglimpse.studies.sweep.plan import Cell, Plan
+from fedglimpse.studies.sweep.shard import Shard
 from fedglimpse.version import VERSION
 
 FORMAT = 1  # of sweep.json
+OPENING = f"sweep-opening{LOCK}"
+OPENING_SECONDS = 60.0  # that another shard may take for it
 CellStatus = Literal["done", "failed", "begun", "new"]
 
 
@@ -69,19 +74,39 @@ class SweepFolder:
             except UserError as error:
                 raise UserError(f"Cell {cell.id}: {error}", key=error.key) from None
 
-    def open(self, plan: Plan) -> None:
-        """Write the plan; call `check` before, and hold the lock."""
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            **asdict(plan),
-        }
+    def opening(self) -> AbstractContextManager[None]:
+        """Keep other shards from opening the folder at the same moment; wait for them."""
+        return locked(self.path, "sweep opening", wait=OPENING_SECONDS)
+
+    def alone(self, shard: Shard) -> AbstractContextManager[None]:
+        """Return the lock of a shard; call it while `opening`.
+
+        Raises:
+            UserError: where another process runs cells of this shard.
+        """
+        for path in self.path.glob(f"sweep*{LOCK}"):
+            is_other_shard = path.name.endswith(f"-of-{shard.count}{LOCK}")
+            if path.name != OPENING and not is_other_shard:
+                check_unlocked(path, "sweep")
+        return locked(self.path, shard.lock)
+
+    def stored_packs(self) -> list[list[str]]:
+        """Return the packs that were stored, as ids of cells; older folders have none."""
+        return self._read_plan().get("packs", []) if self.plan.exists() else []
+
+    def open(self, plan: Plan, packs: Sequence[Sequence[Cell]]) -> None:
+        """Write the plan, and packs beside those that are stored; call `check` before."""
+        ids = self.stored_packs()
+        packed = {name for pack in ids for name in pack}
+        for pack in packs:
+            if pack[0].id not in packed:
+                ids.append([cell.id for cell in pack])
+        content = {"format": FORMAT, "version": VERSION, **asdict(plan), "packs": ids}
         text = json.dumps(content, indent=1)
         with writing(self.path):
             (self.path / "cells").mkdir(exist_ok=True)
             if not self.plan.exists() or self.plan.read_text(encoding="utf-8") != text:
                 write_atomically(self.plan, text)
-        self.tidy_finished(plan.cells)
 
     def of(self, cell: Cell) -> Path:
         """Return the run folder of a cell."""
@@ -113,6 +138,7 @@ class SweepFolder:
                 temporary.replace(path / "rounds.jsonl.gz")
                 records.unlink()
             Checkpoint(path).remove()
+            (path / f"run{LOCK}").unlink(missing_ok=True)  # of a process that was killed
 
     def tidy_finished(self, cells: Iterable[Cell]) -> None:
         """Tidy those of the cells that are done."""

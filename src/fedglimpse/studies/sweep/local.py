@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,10 +14,26 @@ import torch
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import DeviceLost, UserError, reason_of
 from fedglimpse.runs.experiment import Stopped, run_together
+from fedglimpse.runs.folder import RunFolder
+from fedglimpse.runs.progress import Listener
 from fedglimpse.studies.sweep.folder import SweepFolder
 from fedglimpse.studies.sweep.plan import Cell
 from fedglimpse.studies.sweep.progress import SweepProgress
 from fedglimpse.studies.sweep.stop import Stop
+
+# Of a CPU, whatever the machine: threads change the last bits of sums, and packs run side by side.
+CORES_OF_PACK = 1
+ORPHAN_SECONDS = 30.0  # until a worker whose sweep was killed has surely ended
+
+Run = tuple[Config, Path]  # a configuration and its run folder
+
+
+@dataclass(frozen=True)
+class PackEnd:
+    """How a pack ended; without an entry, all of its rounds are done."""
+
+    stopped: bool = False  # it was asked to, and can be resumed
+    reason: str = ""  # why it failed
 
 
 def run_packs(
@@ -34,40 +52,47 @@ def run_packs(
         if not stop.may_begin():
             return
         progress.run([cell.id for cell in pack])
-        stopped, reason = _run_pack(folder, pack, configs, stop, progress)
+        end = run_pack(runs_of(folder, pack, configs), stop.after_round, progress)
         folder.tidy_finished(pack)
         free_memory()
-        if reason:
-            queue.extendleft(reversed(folder.split_failed_pack(pack, reason)))
+        if end.reason:
+            queue.extendleft(reversed(folder.split_failed_pack(pack, end.reason)))
         for cell in pack:
             progress.status.settle(cell.id, folder.state(cell), folder.rounds_run(cell))
-        if stopped:
+        if end.stopped:
             return
 
 
-def _run_pack(
-    folder: SweepFolder,
-    pack: Sequence[Cell],
-    configs: Mapping[str, Config],
-    stop: Stop,
-    progress: SweepProgress,
-) -> tuple[bool, str]:
-    """Run one pack; return whether it was stopped, and what went wrong."""
-    runs: list[tuple[Config, Path | None]] = []
-    for cell in pack:
-        runs.append((configs[cell.id], folder.of(cell)))
-    try:
-        run_together(runs, resume=True, listener=progress, should_stop=stop.after_round, cores=1)
-    except Stopped:
-        return True, ""
-    except Exception as error:
-        if _is_failed_write(error):
-            raise
-        reason = reason_of(error)
-        # Here, because `error` still refers to memory of the GPU, which a lost GPU cannot free.
-        check_device(reason)
-        return False, reason
-    return False, ""
+def runs_of(folder: SweepFolder, pack: Sequence[Cell], configs: Mapping[str, Config]) -> list[Run]:
+    """Return the runs of a pack of cells."""
+    return [(configs[cell.id], folder.of(cell)) for cell in pack]
+
+
+def run_pack(
+    runs: Sequence[Run], should_stop: Callable[[], bool], listener: Listener | None = None
+) -> PackEnd:
+    """Run a pack from where it is, alone in its run folders.
+
+    Raises:
+        UserError: where the folders cannot be used, which is no run's fault.
+    """
+    with ExitStack() as locks:
+        for _, path in runs:
+            locks.enter_context(RunFolder(path).alone(wait=ORPHAN_SECONDS))
+        try:
+            run_together(
+                runs, resume=True, listener=listener, should_stop=should_stop, cores=CORES_OF_PACK
+            )
+        except Stopped:
+            return PackEnd(stopped=True)
+        except Exception as error:
+            if _is_failed_write(error):
+                raise
+            reason = reason_of(error)
+            # Here, because `error` still refers to memory of the GPU, which a lost GPU cannot free.
+            check_device(reason)
+            return PackEnd(reason=reason)
+        return PackEnd()
 
 
 def _is_failed_write(error: BaseException) -> bool:
@@ -93,5 +118,5 @@ def check_device(reason: str) -> None:
     except RuntimeError:
         raise DeviceLost(
             f"The GPU stopped working after '{reason}': rerun the same command to resume, with "
-            "--lanes 1 if it happens again."
+            "--set engine.max_jobs=8 if it happens again."
         ) from None

@@ -63,6 +63,14 @@ class SweepStatus:
         seconds_before = self._measured_seconds.get(group, 0.0)
         self._measured_seconds[group] = seconds_before + seconds
 
+    def advanced(self, cell: str, rounds_run: int, seconds: float) -> None:
+        """Note how far a running cell has come, and its share of the time since the last note."""
+        work = self.work[cell]
+        rounds = max(rounds_run - work.rounds_run, 0)
+        work.rounds_run = rounds_run
+        self._measured_rounds[work.group] += rounds
+        self._measured_seconds[work.group] = self._measured_seconds.get(work.group, 0.0) + seconds
+
     def settle(self, cell: str, state: str, rounds_run: int = 0) -> None:
         """Note that a cell no longer runs: it is done, failed, or stopped after some rounds."""
         self.running = [name for name in self.running if name != cell]

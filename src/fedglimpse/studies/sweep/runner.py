@@ -3,21 +3,17 @@
 `--only` picks cells, `--without` leaves out runs that other studies have finished, `--reuse` copies
 finished cells from other sweeps. Two cells are the same run if everything that results depend on is
 the same, including the user's own code, whatever their settings and variants are called.
-
-Packs depend on the plan alone, never on what is done already: a sweep that was stopped runs the
-same cells together as one that was not.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +22,24 @@ from fedglimpse.config.loading import parse_overrides, read_stored, read_toml, r
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.plugins import changed_code
-from fedglimpse.runs.build import device_of, together_key
+from fedglimpse.runs.build import device_of
 from fedglimpse.runs.folder import FREE_TO_CHANGE, run_identity, stored_environment, writing
 from fedglimpse.runs.preflight import Readiness
 from fedglimpse.runs.signals import stop_on_signals
-from fedglimpse.storage.lock import locked
+from fedglimpse.runs.threads import available_cores
 from fedglimpse.studies.results.load import load_study
 from fedglimpse.studies.sweep import local
 from fedglimpse.studies.sweep.folder import FORMAT, SweepFolder
+from fedglimpse.studies.sweep.packs import begun_first, fixed_packs, most_on_cpu
 from fedglimpse.studies.sweep.plan import Cell, Plan, configs_of
 from fedglimpse.studies.sweep.progress import CellWork, SweepProgress, SweepStatus
+from fedglimpse.studies.sweep.shard import WHOLE, Shard
 from fedglimpse.studies.sweep.stop import Stop
+from fedglimpse.studies.sweep.workers import Workers
 from fedglimpse.version import VERSION
 
 BYTES_OF_A_ROUND = 250  # of a finished cell, compressed
 BYTES_OF_A_LANE = 32e6  # of a running cell: its records and two checkpoints, generously
-CPU_LANES = 4
-GPU_LANES = {"cifar10": 16, "fashion": 24}  # enough clients at once to fill one large GPU
-GPU_LANES_SMALL = 48  # models without convolutions
 
 Configs = Mapping[str, Config]  # by id of the cell
 Engine = Callable[[SweepFolder, Sequence[Sequence[Cell]], Configs, Stop, SweepProgress], None]
@@ -55,7 +51,9 @@ class SweepOptions:
 
     only: Sequence[str] = ()  # `key=value` words: which cells
     budget: float | None = None  # seconds
-    lanes: int | None = None  # most cells in a pack; None: what suits the device
+    lanes: int | None = None  # most cells in a new pack; None: what suits the device
+    workers: int | None = 1  # processes; None: one for each core, on a GPU one
+    shard: Shard = WHOLE  # which part of the packs
     extra: Mapping[str, Any] = field(default_factory=dict)  # engine.*, checkpoint.*, log.*
     reuse: Sequence[Path] = ()  # folders of other sweeps to take finished cells from
     without: Sequence[Path] = ()  # studies whose finished runs are left out
@@ -79,7 +77,7 @@ def run_sweep(
     plan: Plan,
     out: Path,
     options: SweepOptions | None = None,
-    run_packs: Engine = local.run_packs,
+    run_packs: Engine | None = None,
 ) -> SweepOutcome:
     """Run the cells of a plan that are not done yet, and store each as it finishes.
 
@@ -87,7 +85,7 @@ def run_sweep(
         plan: what is to be run.
         out: the sweep's folder; a sweep that is already there is resumed.
         options: budget, choice of cells and the like.
-        run_packs: where packs are computed; another engine brings its own.
+        run_packs: where packs are computed; None: on this machine, by `options.workers`.
 
     Raises:
         UserError: before anything is written, if the sweep cannot be run there.
@@ -104,7 +102,9 @@ def run_sweep(
     chosen = _chosen_cells(plan, configs, options.only)
     cells = not_finished_in(chosen, configs, options.without)
     left_out = len(chosen) - len(cells)
-    if not cells:
+    packs = _packs(folder, cells, configs, options)
+    cells_of_shard = _joined(options.shard.packs(packs))
+    if not cells_of_shard:
         return SweepOutcome(
             done=0,
             left=0,
@@ -113,26 +113,67 @@ def run_sweep(
             left_out=left_out,
             interrupted=False,
         )
-    to_run = _unfinished(folder, cells, options.retry_failed)
-    readiness = Readiness(on_this_machine=run_packs is local.run_packs)
+    to_run = _unfinished(folder, cells_of_shard, options.retry_failed)
+    readiness = Readiness(on_this_machine=run_packs in (None, local.run_packs))
     _check_cells(to_run, configs, readiness)
-    packs = make_packs(cells, configs, options.lanes)
-    configs_left = [configs[cell.id] for cell in folder.left(cells)]
+    configs_left = [configs[cell.id] for cell in folder.left(cells_of_shard)]
     _check_disk(out, configs_left, lanes=max(map(len, packs)))
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    with locked(out, "sweep"):
-        folder.check(plan)
-        folder.open(plan)
-        reused = copy_finished(folder, cells, configs, options.reuse)
-        if options.retry_failed:
-            for cell in cells:
-                folder.forgive(cell)
-        packs = begun_first(packs, lambda cell: folder.state(cell) == "begun")
-        status = _status(folder, cells, configs)
-        with stop_on_signals(stop.request), SweepProgress(status, options.quiet) as progress:
-            run_packs(folder, packs, configs, stop, progress)
+    with ExitStack() as locks:
+        with folder.opening():
+            locks.enter_context(folder.alone(options.shard))
+            folder.check(plan)
+            packs = _packs(folder, cells, configs, options)  # another shard may have stored them
+            folder.open(plan, packs)
+        return _run(folder, configs, options, options.shard.packs(packs), stop, run_packs, left_out)
+
+
+def _packs(
+    folder: SweepFolder, cells: Sequence[Cell], configs: Configs, options: SweepOptions
+) -> list[list[Cell]]:
+    """Return the packs of all chosen cells, whichever shard runs them."""
+    most = most_on_cpu(len(configs), options.shard.count)
+    return fixed_packs(folder.stored_packs(), cells, configs, options.lanes, most)
+
+
+def _joined(packs: Sequence[Sequence[Cell]]) -> list[Cell]:
+    """Return the cells of all packs."""
+    cells: list[Cell] = []
+    for pack in packs:
+        cells += pack
+    return cells
+
+
+def _run(
+    folder: SweepFolder,
+    configs: Configs,
+    options: SweepOptions,
+    packs: Sequence[list[Cell]],
+    stop: Stop,
+    run_packs: Engine | None,
+    left_out: int,
+) -> SweepOutcome:
+    """Run packs in a folder that is open and locked."""
+    cells = _joined(packs)
+    folder.tidy_finished(cells)
+    reused = copy_finished(folder, cells, configs, options.reuse)
+    if options.retry_failed:
+        for cell in cells:
+            folder.forgive(cell)
+    packs = begun_first(packs, lambda cell: folder.state(cell) == "begun")
+    run_packs = run_packs or _engine(options.workers, configs[cells[0].id])
+    status = _status(folder, cells, configs)
+    with stop_on_signals(stop.request), SweepProgress(status, options.quiet) as progress:
+        run_packs(folder, packs, configs, stop, progress)
     return _outcome(folder, cells, reused, left_out, stop.asked)
+
+
+def _engine(workers: int | None, config: Config) -> Engine:
+    """Return what runs packs on this machine: this process, or several."""
+    if workers is None:
+        workers = available_cores() if device_of(config).type == "cpu" else 1
+    return local.run_packs if workers == 1 else Workers(workers).run_packs
 
 
 def _chosen_cells(
@@ -364,44 +405,3 @@ def _copy_run(source: Path, target: Path) -> None:
             temporary = target / f"{path.name}.part"
             shutil.copyfile(path, temporary)
             temporary.replace(target / path.name)
-
-
-def make_packs(cells: Sequence[Cell], configs: Configs, lanes: int | None) -> list[list[Cell]]:
-    """Group cells that can share a world, at most `lanes` at a time, of about equal size.
-
-    First seeds come first, so that a sweep that is cut short holds whole comparisons.
-
-    Args:
-        cells: in the order of the file.
-        configs: of each cell, by id.
-        lanes: most cells in a pack; None: what suits the device and the model.
-    """
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(together_key(configs[cell.id]), []).append(cell)
-    packs: list[list[Cell]] = []
-    for group in groups.values():
-        size = lanes or suitable_lanes(configs[group[0].id])
-        ordered = sorted(group, key=lambda cell: cell.seed)  # stable: file order within a seed
-        num_packs = math.ceil(len(ordered) / size)
-        cuts = [len(ordered) * i // num_packs for i in range(num_packs + 1)]
-        for start, end in pairwise(cuts):
-            packs.append(ordered[start:end])
-    return packs
-
-
-def begun_first(
-    packs: Sequence[list[Cell]],
-    begun: Callable[[Cell], bool],
-) -> list[list[Cell]]:
-    """Return the packs, those first that hold a cell that has begun."""
-    return sorted(packs, key=lambda pack: not any(map(begun, pack)))
-
-
-def suitable_lanes(config: Config) -> int:
-    """Return how many runs go well side by side on the configured device."""
-    if device_of(config).type == "cpu":
-        return CPU_LANES
-    if config.model.name:
-        return min(GPU_LANES.values())
-    return GPU_LANES.get(config.data.name, GPU_LANES_SMALL)
