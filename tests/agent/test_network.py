@@ -9,9 +9,9 @@ from rl_fakes import C, D, N, config, network, observation, one_lane
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedglimpse.agent.config import AgentSizes
-from fedglimpse.agent.flops import forward_flops
 from fedglimpse.agent.inputs import Observation
 from fedglimpse.agent.layers import Attention
+from fedglimpse.agent.network import forward_flops
 
 ABLATIONS: list[dict[str, Any]] = [
     {},

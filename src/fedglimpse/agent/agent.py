@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from fedglimpse import rng
 from fedglimpse.agent.config import AgentConfig, AgentSizes
 from fedglimpse.agent.cuda_graph import Graphed
-from fedglimpse.agent.flops import forward_flops, update_flops
 from fedglimpse.agent.inputs import (
     History,
     Observation,
@@ -28,6 +27,7 @@ from fedglimpse.agent.inputs import (
 )
 from fedglimpse.agent.learner import AgentLearner
 from fedglimpse.agent.memory import ReplayMemory, Round, Sampled
+from fedglimpse.agent.network import forward_flops, update_flops
 from fedglimpse.agent.policy import check_fit, fitted, pack
 from fedglimpse.types import View
 
