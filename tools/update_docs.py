@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedglimpse.data.config import PARTITIONS
-from fedglimpse.federation.config import PATTERNS
 from fedglimpse.federation.reports import CATALOGUE, Need, Sizes
+from fedglimpse.federation.visibility import PATTERNS
 from fedglimpse.methods import descriptions, registry
 from fedglimpse.methods.describe import describe
 from method_pages import comparison, with_figures

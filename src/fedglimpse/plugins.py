@@ -1,6 +1,7 @@
 """A user's own code, named by `package.module:name`: importing it and explaining its errors.
 
-Also which file a plug-in is made of, so that a run is not resumed with changed code.
+Also which file a plug-in is made of, so that a run is not resumed with changed code; and
+`ImportedOnUse`, for modules of others that are slow to import.
 """
 
 from __future__ import annotations
@@ -38,6 +39,17 @@ _PACKAGE = __name__.partition(".")[0]
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _user_packages: set[str] = set()  # top packages of the plug-ins that were loaded
 _loaded: dict[str, tuple[object, Code]] = {}  # module -> its spec, and its code at that time
+
+
+class ImportedOnUse:
+    """Stands for a module that is slow to import, and imports it when something of it is used."""
+
+    def __init__(self, name: str) -> None:
+        """Name the module."""
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 def load_callable(name: str, key: str) -> Callable[..., Any]:

@@ -13,8 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedglimpse.cli.main import app
-from fedglimpse.federation.config import PATTERNS, Pattern
-from fedglimpse.federation.visibility import BUILDERS
+from fedglimpse.federation.visibility import PATTERNS, Pattern
 from fedglimpse.runs.experiment import run
 from mistakes import mistake
 
@@ -65,9 +64,8 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_class_and_its_meaning_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    pattern = Pattern("the first clients", settings=("cluster_size",))
+    pattern = Pattern(FirstHalf, "the first clients", settings=("cluster_size",))
     monkeypatch.setitem(PATTERNS, "first-half", pattern)
-    monkeypatch.setitem(BUILDERS, "first-half", FirstHalf)
     settings = {**SMALL, "visibility.kind": "first-half", "visibility.cluster_size": 6}
     for record in run(settings).records:
         assert record["visible"] == [0, 1, 2, 3, 4, 5]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedglimpse.errors import UserError
-from fedglimpse.federation.config import VisibilityConfig
-from fedglimpse.federation.visibility import build_visibility
+from fedglimpse.federation.visibility import VisibilityConfig, build_visibility
 
 WRONG = """
 import numpy as np

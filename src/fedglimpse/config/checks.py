@@ -11,7 +11,7 @@ import re
 
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import require
-from fedglimpse.federation.config import check_sizes, check_visibility
+from fedglimpse.federation.visibility import check_sizes, check_visibility
 from fedglimpse.fields import check_fields
 
 DEVICE = re.compile(r"auto|(cpu|cuda)(:(0|[1-9]\d?))?")

@@ -21,7 +21,7 @@ from fedglimpse.agent.config import AgentConfig
 from fedglimpse.config.presets import PRESETS
 from fedglimpse.config.retired import KEYS, Retired
 from fedglimpse.data.config import DATASETS, DataConfig
-from fedglimpse.federation.config import VisibilityConfig
+from fedglimpse.federation.visibility import VisibilityConfig
 from fedglimpse.fields import Allowed, allowed_of, setting
 
 Schema = dict[str, Any]  # a JSON Schema, or a part of one

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.errors import require
-from fedglimpse.federation.config import check_present, check_rates
+from fedglimpse.federation.visibility import check_present, check_rates
 
 _NEVER = torch.iinfo(torch.int64).max  # the round in which a client leaves that stays
 

@@ -1,12 +1,12 @@
-"""Who the server can see in a round.
+"""Who the server can see in a round: the patterns, and their settings `visibility.*`.
 
 A pattern is a small object with `visible(seed, round_num)`. Its answer depends on nothing else, so
 lanes agree with runs on their own and resumed runs with uninterrupted ones; what an object
 remembers between calls only saves time. Rounds count from 0.
 
-To add a pattern: write its class here and one line in `BUILDERS`; say what it does in `PATTERNS` of
-`config.py`, where its settings are. Patterns from recorded devices are in `traces.py`, those of
-clients that differ in their rates or come late in `availability.py`.
+To add a pattern: write its class here, one entry of `PATTERNS`, and a field of `VisibilityConfig`
+for each setting of its own. Patterns from recorded devices are in `traces.py`, those of clients
+that differ in their rates or come late in `availability.py`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
-
-from fedglimpse import rng
 from fedglimpse.errors import UserError, nearest, require
-from fedglimpse.federation.availability import Churn, UnequalAvailability
-from fedglimpse.federation.config import (
-    PATTERNS,
-    VisibilityConfig,
-    count_clusters,
-    largest_cluster,
-)
-from fedglimpse.federation.traces import DeviceTrace
-from fedglimpse.plugins import load_callable
-from fedglimpse.types import Visibility
+from fedglimpse.fields import setting
+from fedglimpse.plugins import ImportedOnUse
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedglimpse import rng
+    from fedglimpse.types import Visibility
+else:  # settings are read and checked without waiting for torch
+    torch = ImportedOnUse("torch")
+    rng = ImportedOnUse("fedglimpse.rng")
 
 
 @dataclass(frozen=True)
@@ -171,18 +169,244 @@ class MarkovOnOff:
         return torch.rand(self.num_clients, generator=source, dtype=torch.float64)  # [N]
 
 
-# called with num_clients and the settings of the pattern by their names
-BUILDERS: dict[str, Callable[..., Visibility]] = {
-    "mobile": Clusters,
-    "cyclic": partial(Clusters, order="cyclic"),
-    "overlapping": Clusters,
-    "random": RandomAvailability,
-    "markov": MarkovOnOff,
-    "unequal": UnequalAvailability,
-    "churn": Churn,
-    "trace": DeviceTrace,
-    "full": Full,
+def count_clusters(num_clients: int, cluster_size: int, overlap: int) -> int:
+    """Return into how many clusters a ring of clients is cut.
+
+    Args:
+        num_clients: N.
+        cluster_size: clients of a cluster, about.
+        overlap: how many of them are in the next cluster, too.
+
+    Raises:
+        UserError: for sizes that do not fit each other.
+    """
+    require(
+        1 <= cluster_size <= num_clients,
+        f"visibility.cluster_size={cluster_size} does not fit {num_clients} clients: use 1 to "
+        f"{num_clients}.",
+        key="visibility.cluster_size",
+    )
+    require(
+        0 <= overlap < cluster_size,
+        f"visibility.overlap={overlap} must be less than visibility.cluster_size={cluster_size}: "
+        f"use 0 to {cluster_size - 1}.",
+        key="visibility.overlap",
+    )
+    return max(1, round(num_clients / (cluster_size - overlap)))
+
+
+def largest_cluster(num_clients: int, cluster_size: int, overlap: int) -> int:
+    """Return how many clients the largest of these clusters has."""
+    longest_arc = math.ceil(num_clients / count_clusters(num_clients, cluster_size, overlap))
+    return min(longest_arc + overlap, num_clients)
+
+
+# Built by functions that import their modules when a run is built: those import torch at once.
+
+
+def _unequal(**settings: Any) -> Visibility:
+    from fedglimpse.federation.availability import UnequalAvailability
+
+    return UnequalAvailability(**settings)
+
+
+def _churn(**settings: Any) -> Visibility:
+    from fedglimpse.federation.availability import Churn
+
+    return Churn(**settings)
+
+
+def _trace(**settings: Any) -> Visibility:
+    from fedglimpse.federation.traces import DeviceTrace
+
+    return DeviceTrace(**settings)
+
+
+class Pattern(NamedTuple):
+    """What to know of `visibility.kind=NAME`."""
+
+    build: Callable[..., Visibility]  # called with num_clients and the settings by their names
+    meaning: str  # who is visible in a round, for the table of docs/data.md
+    settings: tuple[str, ...] = ()  # the fields of `VisibilityConfig` that it reads
+
+    @property
+    def clustered(self) -> bool:
+        """True where the server sees one cluster of clients."""
+        return "cluster_size" in self.settings
+
+
+PATTERNS: dict[str, Pattern] = {
+    "mobile": Pattern(
+        Clusters,
+        "fixed random clusters of `visibility.cluster_size`, a random one each round",
+        settings=("cluster_size",),
+    ),
+    "cyclic": Pattern(
+        partial(Clusters, order="cyclic"),
+        "the same clusters, one after the other",
+        settings=("cluster_size",),
+    ),
+    "overlapping": Pattern(
+        Clusters,
+        "clusters on a ring, a random one each round; neighbours share `visibility.overlap` "
+        "clients",
+        settings=("cluster_size", "overlap"),
+    ),
+    "random": Pattern(
+        RandomAvailability,
+        "each client with probability `visibility.p`; empty rounds are redrawn",
+        settings=("p",),
+    ),
+    "markov": Pattern(
+        MarkovOnOff,
+        "clients wake up with `visibility.p_on` and fall asleep with `visibility.p_off`; a share "
+        "p_on / (p_on + p_off) is awake, and where nobody is, one client drawn at random is "
+        "visible",
+        settings=("p_on", "p_off"),
+    ),
+    "unequal": Pattern(
+        _unequal,
+        "each client with a probability of its own between `visibility.p_low` and "
+        "`visibility.p_high`, see [unequal clients](#unequal-clients); empty rounds are redrawn",
+        settings=("p_low", "p_high", "rates", "rates_by"),
+    ),
+    "churn": Pattern(
+        _churn,
+        "`visibility.present` clients are there, each one visible with probability `visibility.p`; "
+        "they leave for good and others replace them, see [clients that come and "
+        "leave](#clients-that-come-and-leave); empty rounds are redrawn",
+        settings=("present", "lifetime", "p"),
+    ),
+    "trace": Pattern(
+        _trace,
+        "the clients whose recorded device is ready at some time in the round, see "
+        "[traces](#traces)",
+        settings=("trace", "trace_devices", "round_seconds"),
+    ),
+    "full": Pattern(Full, "everybody"),
 }
+
+
+@dataclass(frozen=True)
+class VisibilityConfig:
+    """`visibility.*`: who can be seen in a round."""
+
+    kind: str = setting(
+        "mobile",
+        "the pattern of who is visible when, see docs/data.md",
+        choices=PATTERNS,
+        plugin=True,
+    )
+    cluster_size: int = setting(
+        10, "of mobile, cyclic and overlapping: clients at one place", at_least=1
+    )
+    overlap: int = setting(
+        2, "of overlapping: clients that neighbouring clusters share", at_least=0
+    )
+    p: float = setting(
+        0.1,
+        "of random and churn: probability of a client (that is there) to be visible in a round",
+        above=0,
+        at_most=1,
+    )
+    p_low: float = setting(
+        0.01, "of unequal: probability of the client seen least", above=0, at_most=1
+    )
+    p_high: float = setting(
+        0.5, "of unequal: probability of the client seen most", above=0, at_most=1
+    )
+    rates: str = setting(
+        "geometric",
+        "of unequal: how probabilities fall from p_high to p_low, by equal factors or as a power "
+        "of the rank",
+        choices=("geometric", "zipf"),
+    )
+    rates_by: str = setting(
+        "random",
+        "of unequal: who is seen more, at random or the clients whose most frequent label is lower",
+        choices=("random", "label"),
+    )
+    present: int = setting(25, "of churn: clients that are there in a round", at_least=1)
+    lifetime: float = setting(
+        100.0,
+        "of churn: rounds for which a client is there, in the mean",
+        at_least=1,
+        at_most=1_000_000,
+    )
+    p_on: float = setting(
+        0.05,
+        "of markov: probability that a sleeping client wakes up in a round",
+        above=0,
+        at_most=1,
+    )
+    p_off: float = setting(
+        0.45,
+        "of markov: probability that a client awake falls asleep in a round",
+        at_least=0,
+        at_most=1,
+    )
+    trace: str = setting("", "of trace: csv of device,ready_start_s,ready_end_s")
+    trace_devices: str = setting(
+        "", "of trace: csv of device,trace_start_s,trace_end_s, if there is one"
+    )
+    round_seconds: float = setting(600.0, "of trace: seconds of a round", above=0)
+    min_visible: int = setting(
+        1, "rounds with fewer visible clients pass without training", at_least=1
+    )
+
+
+def check_visibility(settings: VisibilityConfig) -> None:
+    """Raise UserError for a file that the chosen kind does not read, or rates that do not fall."""
+    if settings.kind == "unequal":
+        check_rates(settings.p_low, settings.p_high)
+    pattern = PATTERNS.get(settings.kind)
+    if pattern is None:
+        return  # a user's own pattern may read every setting
+    for name in ("trace", "trace_devices"):
+        file = getattr(settings, name)
+        require(
+            not file or name in pattern.settings,
+            f"visibility.{name}={file} has no effect with visibility.kind={settings.kind}: add "
+            "visibility.kind=trace, or leave it out.",
+            key=f"visibility.{name}",
+        )
+
+
+def check_sizes(settings: VisibilityConfig, num_clients: int) -> None:
+    """Raise UserError for sizes that do not fit the number of clients; reads no file."""
+    largest = num_clients
+    pattern = PATTERNS.get(settings.kind)
+    if pattern is not None and pattern.clustered:
+        overlap = settings.overlap if "overlap" in pattern.settings else 0
+        largest = largest_cluster(num_clients, settings.cluster_size, overlap)
+    if settings.kind == "churn":
+        check_present(settings.present, num_clients)
+        largest = settings.present
+    require(
+        settings.min_visible <= largest,
+        f"visibility.min_visible={settings.min_visible} can never be met, since at most {largest} "
+        f"clients are visible: use at most {largest}.",
+        key="visibility.min_visible",
+    )
+
+
+def check_rates(p_low: float, p_high: float) -> None:
+    """Raise UserError for probabilities that do not fall."""
+    require(
+        p_low <= p_high,
+        f"visibility.p_low={p_low} is more than visibility.p_high={p_high}: swap them, or lower "
+        "visibility.p_low.",
+        key="visibility.p_low",
+    )
+
+
+def check_present(present: int, num_clients: int) -> None:
+    """Raise UserError for more clients at a time than there are."""
+    require(
+        1 <= present <= num_clients,
+        f"visibility.present={present} does not fit {num_clients} clients: use 1 to {num_clients}.",
+        key="visibility.present",
+    )
 
 
 def build_visibility(
@@ -200,6 +424,8 @@ def build_visibility(
     """
     kind = settings.kind
     if ":" in kind:
+        from fedglimpse.federation.own_visibility import UserPattern  # needs torch
+
         return UserPattern(settings, num_clients)
     if kind not in PATTERNS:
         raise UserError(
@@ -210,78 +436,10 @@ def build_visibility(
     values = {name: getattr(settings, name) for name in PATTERNS[kind].settings}
     if kind == "unequal":
         values["main_labels"] = main_labels
-    return BUILDERS[kind](num_clients=num_clients, **values)
+    return PATTERNS[kind].build(num_clients=num_clients, **values)
 
 
 def most_visible(visibility: Visibility, num_clients: int) -> int:
     """Return the most clients that a pattern can show in one round."""
     largest: int = getattr(visibility, "largest", num_clients)
     return largest
-
-
-class UserPattern:
-    """A user's own pattern, `visibility.kind=pkg.mod:factory`, with its answers checked.
-
-    `factory(num_clients, settings)` returns an object with `visible(seed, round_num)`, whose answer
-    is a tensor or a sequence of sorted client ids. What it draws from torch's global generator is
-    the same for the same seed and round.
-    """
-
-    def __init__(self, settings: VisibilityConfig, num_clients: int) -> None:
-        """Import the factory and call it."""
-        self._name = f"visibility.kind={settings.kind}"
-        self._num_clients = num_clients
-        self._seeds_asked_twice: set[int] = set()
-        with rng.isolated(0, "own visibility"):
-            factory = load_callable(settings.kind, "visibility.kind")
-            self._pattern: Any = factory(num_clients, settings)
-        self._require(
-            callable(getattr(self._pattern, "visible", None)),
-            f"returned {type(self._pattern).__name__}, which has no method visible(seed, "
-            "round_num): return an object that has one.",
-        )
-
-    def visible(self, seed: int, round_num: int) -> Tensor:
-        """Return the ids of the round's visible clients, checked."""
-        ids = self._ask(seed, round_num)
-        if seed not in self._seeds_asked_twice:  # once is enough to notice draws of its own
-            self._seeds_asked_twice.add(seed)
-            self._require(
-                torch.equal(ids, self._ask(seed, round_num)),
-                f"showed other clients when asked again for seed {seed} and round {round_num}: let "
-                "its answer depend on these two alone, such as with "
-                "np.random.default_rng([seed, round_num]).",
-            )
-        return ids
-
-    def _ask(self, seed: int, round_num: int) -> Tensor:
-        with rng.isolated(seed, "own visibility", round_num):
-            answer = self._pattern.visible(seed, round_num)
-        when = f"in round {round_num} of seed {seed}"
-        try:
-            ids = torch.as_tensor(answer)
-        except (TypeError, ValueError, RuntimeError):
-            ids = torch.empty(0, 0)  # neither a tensor nor numbers: refused below
-        is_whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-        self._require(
-            ids.dim() == 1 and (is_whole or not len(ids)),
-            f"returned {type(answer).__name__} that is no list of whole numbers {when}: return "
-            "client ids, such as a tensor of int64.",
-        )
-        self._require(len(ids) > 0, f"showed no client {when}: return at least one id.")
-        ids = ids.long().cpu()
-        smallest = int(ids.min())
-        largest = int(ids.max())
-        self._require(
-            smallest >= 0 and largest < self._num_clients,
-            f"showed ids from {smallest} to {largest} {when}: ids are 0 to "
-            f"{self._num_clients - 1}.",
-        )
-        self._require(
-            bool((ids[1:] > ids[:-1]).all()),
-            f"showed clients {when} that are not sorted or appear twice: return sorted(set(ids)).",
-        )
-        return ids
-
-    def _require(self, condition: bool, problem: str) -> None:
-        require(condition, f"{self._name} {problem}", key="visibility.kind")
