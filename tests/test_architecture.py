@@ -21,7 +21,7 @@ ALLOWED = {
     "plugins": {"errors"},
     "fields": {"errors"},
     "storage": {"errors", "version"},
-    "agent": {"errors", "fields", "rng", "types"},
+    "agent": {"errors", "fields", "rng", "storage", "types"},
     "federation": {"errors", "fields", "plugins", "rng", "types"},
     # `agent.*`, `data.*` and `visibility.*` are declared in their own rooms
     "config": {"agent", "data", "errors", "federation", "fields"},
@@ -34,14 +34,14 @@ ALLOWED = {
         "agent", "config", "data", "errors", "federation", "methods", "plugins", "rng",
         "simulation", "storage", "types", "version",
     },
-    "theory": {"config", "data", "errors", "rng", "runs", "simulation", "studies"},
+    "theory": {"config", "data", "errors", "rng", "runs", "simulation", "storage", "studies"},
     "studies": {
         "config", "data", "errors", "methods", "plugins", "rng", "runs", "storage", "types",
         "version",
     },
     "flower": {
         "agent", "config", "data", "errors", "federation", "methods", "plugins", "rng", "runs",
-        "simulation", "types", "version",
+        "simulation", "storage", "types", "version",
     },
     "env": {
         "agent", "config", "errors", "federation", "methods", "plugins", "rng", "runs",

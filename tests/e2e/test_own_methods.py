@@ -30,6 +30,7 @@ from fedglimpse.studies.sweep.plan import read_plan
 from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 from fedglimpse.types import Choice, Method, Outcome, Update, View
 from mistakes import mistake, mistake_naming
+from rewriting import rewrite
 
 SMALL = {
     "data.clients": 12, "visibility.cluster_size": 4, "selection.k": 2, "local.epochs": 1,
@@ -412,7 +413,7 @@ def test_folders_without_hashes_of_code_are_accepted(
     file = tmp_path / "o" / "environment.json"
     there = json.loads(file.read_text())
     assert len(there.pop("own_code")["own_method"]) == 64
-    file.write_text(json.dumps(there))
+    rewrite(file, json.dumps(there))
     write(OTHER)
     assert len(run(MINE, tmp_path / "o", resume=True).records) == 2
 

@@ -46,7 +46,8 @@ def test_a_run_writes_every_round_once(undisturbed: Undisturbed) -> None:
     written = [(record["lane"], record["round"]) for record in records(undisturbed.folder)]
     assert sorted(written) == [(lane, t) for lane in (0, 1) for t in range(30)]
     assert sorted(path.name for path in undisturbed.folder.iterdir()) == [
-        "checkpoint.pt", "config.toml", "environment.json", "rounds.jsonl", "summary.json",
+        "checkpoint.pt", "config.toml", "environment.json", "manifest.json", "rounds.jsonl",
+        "summary.json",
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from fedglimpse.runs.folder import RunFolder
 from fedglimpse.storage import checkpoint
 from fedglimpse.storage.checkpoint import settle
 from mistakes import mistake
+from rewriting import rewrite
 
 CONFIG = resolve({"rounds": 5})
 
@@ -110,7 +111,7 @@ def test_a_run_of_another_version_is_not_mixed_with_this_one(tmp_path: Path) -> 
     folder.append([{"round": 0}])
     folder.save({})
     stored = json.loads(folder.environment.read_text())
-    folder.environment.write_text(json.dumps({**stored, "fedglimpse": "0.0.9"}))
+    rewrite(folder.environment, json.dumps({**stored, "fedglimpse": "0.0.9"}))
     with mistake("--out"):
         opened(tmp_path / "r", resume=True)
     assert json.loads(folder.environment.read_text())["fedglimpse"] == "0.0.9"

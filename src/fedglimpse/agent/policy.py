@@ -6,6 +6,7 @@ so it is small and says nothing about single rounds.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedglimpse.agent.config import ARCHITECTURE, AgentConfig, AgentSizes
 from fedglimpse.errors import UserError
+from fedglimpse.storage import store
 
 _TABLE = "identity.weight"
 _AUXILIARY = "histogram_head."
@@ -106,9 +108,12 @@ def fitted(policy: dict[str, Any], fresh: dict[str, Tensor]) -> dict[str, Tensor
 def read_policy(path: str) -> dict[str, Any]:
     """Read a policy that `agent.save` wrote."""
     try:
-        policy = torch.load(path, map_location="cpu", weights_only=True)
+        content = store.unsealed(Path(path), "give another copy of it", "agent.load")
+        policy = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if not {"agent", "network", "known_ids"} <= policy.keys():
             raise KeyError
+    except UserError:
+        raise
     except FileNotFoundError:
         of_seeds = sorted(Path(path).parent.glob(f"{Path(path).stem}-*{Path(path).suffix}"))
         hint = "a run with agent.save=FILE writes one"
@@ -150,12 +155,12 @@ def write_policy(policy: dict[str, Any], path: str, seed: int = 0, seeds: int = 
     target = Path(path)
     if seeds > 1:
         target = target.with_name(f"{target.stem}-{seed}{target.suffix}")
-    temporary = target.with_name(target.name + ".part")
+    buffer = io.BytesIO()
+    torch.save(policy, buffer)
+    content = buffer.getbuffer()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(policy, temporary)
-        temporary.replace(target)
-    except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
+        store.make_folder(target.parent)
+        store.write(target, content, store.seal(content))
+    except OSError as error:
         raise UserError(f"The policy {path} cannot be written ({error}): name another.") from None
     return target

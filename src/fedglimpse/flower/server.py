@@ -40,8 +40,10 @@ from fedglimpse.flower.exchange import Exchange
 from fedglimpse.flower.handshake import Handshake, wait_until
 from fedglimpse.flower.round import run_round
 from fedglimpse.methods.base import Setting
-from fedglimpse.runs.folder import RunFolder, write_atomically, writing
+from fedglimpse.runs.folder import RunFolder, writing
+from fedglimpse.runs.saved_state import check_lane, check_round, fitting
 from fedglimpse.runs.summary import summarise
+from fedglimpse.storage import store
 from fedglimpse.types import Method
 
 log = logging.getLogger("flwr.fedglimpse")
@@ -241,7 +243,11 @@ class Server:
             sizes=sizes,
         )
         if saved is not None:
-            deployment.load_state_dict(saved["federation"])
+            path = RunFolder(Path(str(self.out))).checkpoint.path
+            with fitting(path):
+                check_round(path, saved["round"], config.rounds)
+                check_lane(path, saved["federation"], deployment.state)
+                deployment.load_state_dict(saved["federation"])
         return deployment
 
     def _finish(
@@ -287,5 +293,8 @@ def _save(folder: RunFolder, deployment: Deployment, record: dict[str, Any]) -> 
 
 def _write_names(folder: RunFolder, clients: KnownClients) -> None:
     """Write the identity of every client id; the file marks the folder as a run on devices."""
+    content = json.dumps(clients.names, indent=1).encode()
+    if store.is_committed(folder.clients) and folder.clients.read_bytes() == content:
+        return
     with writing(folder.path):
-        write_atomically(folder.clients, json.dumps(clients.names, indent=1))
+        store.commit(folder.path, {folder.clients.name: content})

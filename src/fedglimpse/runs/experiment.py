@@ -21,6 +21,7 @@ from fedglimpse.runs.kept_models import save_models
 from fedglimpse.runs.latecomers import latecomers
 from fedglimpse.runs.progress import Listener, Silent
 from fedglimpse.runs.rounds import positions_of, restore, selectors_of, snapshot
+from fedglimpse.runs.saved_state import check_lane, check_round, fitting
 from fedglimpse.runs.summary import summarise
 from fedglimpse.runs.threads import threads_of_run, using_threads
 from fedglimpse.runs.trackers import LiveLog
@@ -230,17 +231,21 @@ class Pack:
 
         `storage/checkpoint.py` says how this survives being killed.
         """
-        folders: list[RunFolder] = []
+        folders = [run.folder for run in self.unfinished if run.folder is not None]
+        is_alone = len(folders) == 1
         for run in self.unfinished:
             if run.folder is None:
                 continue
             state = snapshot(self.world, run.lanes)
             for lane, saved in zip(run.lanes, state["lanes"], strict=True):
                 check_state(lane.method.selector, saved["selector"])
-            run.folder.prepare(state)
-            folders.append(run.folder)
-        for folder in folders:
-            folder.take_over()
+            if is_alone:
+                run.folder.save(state)
+            else:
+                run.folder.prepare(state)
+        if not is_alone:
+            for folder in folders:
+                folder.take_over()
 
     def finish_runs(self) -> None:
         """Finish the runs that have all their rounds, and take their lanes out of the world."""
@@ -301,10 +306,22 @@ class PackedRun:
         if self.folder is not None:
             state = self.folder.open(self.config, resume)
             if state is not None:
-                restore(self.world, state, self.lanes)
+                self._restore(state)
             self.records = self.folder.read()
             self._keep_models()
         self.live.begin(self.config.method, self.rounds_done, self.config.rounds)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint, after a look at what its checksum cannot see."""
+        assert self.folder is not None
+        path = self.folder.checkpoint.path
+        with fitting(path):
+            check_round(path, state["round"], self.config.rounds)
+            positions = positions_of(self.world, self.lanes)
+            for r, saved in zip(positions, state.get("lanes", ()), strict=False):
+                check_round(path, saved["round"], self.config.rounds)
+                check_lane(path, saved, self.world.states[r])
+            restore(self.world, state, self.lanes)
 
     def add(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add the records of a round, one for each lane of the run, and write them."""

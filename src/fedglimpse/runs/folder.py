@@ -6,9 +6,11 @@
     checkpoint.pt     everything needed to continue; see `fedglimpse.storage.checkpoint`
     summary.json      written at the end
     clients.json      only of a run on devices: which device is client 0, 1, ...
+    manifest.json     checksums of the files that no longer change; see `fedglimpse.storage.store`
 
 `rounds.jsonl` may be ahead of the checkpoint. Resuming cuts it back to the checkpoint, so that
-each round appears once.
+each round appears once. The checkpoint holds the checksum of the lines that belong to it, and
+another of itself.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, require
 from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
 from fedglimpse.runs.provenance import changed_input, earlier_sources, environment, inputs_of
+from fedglimpse.storage import store
 from fedglimpse.storage.checkpoint import Checkpoint, settle
 from fedglimpse.storage.lock import SUFFIX as LOCK
 from fedglimpse.storage.lock import locked
@@ -35,7 +38,8 @@ from fedglimpse.version import VERSION
 
 FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.", "agent.save")  # may differ on resuming
 CLIENTS = "clients.json"
-ALLOWED_IN_NEW = (".part", LOCK)  # files that do not make a folder somebody else's
+CHOOSE_ANOTHER = f"{store.RESTORE}, or choose another --out"
+ALLOWED_IN_NEW = (store.TEMPORARY, LOCK)  # files that do not make a folder somebody else's
 
 
 class RunFolder:
@@ -47,6 +51,7 @@ class RunFolder:
         self.config = path / "config.toml"
         self.environment = path / "environment.json"
         self.rounds = path / "rounds.jsonl"
+        self.records = store.GrowingFile(self.rounds)
         self.checkpoint = Checkpoint(path)
         self.summary = path / "summary.json"
         self.clients = path / CLIENTS
@@ -56,7 +61,7 @@ class RunFolder:
         if not self.path.exists():
             return
         require(self.path.is_dir(), f"--out {self.path} is a file: name a folder.", key="--out")
-        if self.config.exists():
+        if self.has_begun:
             self._check_same_run(config)
             self.check_code(config)
             require(
@@ -68,11 +73,18 @@ class RunFolder:
             return
         for file in self.path.iterdir():
             require(
-                file.suffix in ALLOWED_IN_NEW,
+                self._is_leftover(file),
                 f"{self.path} is not empty and holds no run: choose a new or empty folder as "
                 "--out.",
                 key="--out",
             )
+
+    def _is_leftover(self, file: Path) -> bool:
+        """Say whether a file may be what a run left that ended before its folder was ready."""
+        if file in (self.config, self.rounds):
+            return file.stat().st_size == 0
+        is_ours = file in (self.environment, self.path / store.MANIFEST)
+        return is_ours or file.suffix in ALLOWED_IN_NEW
 
     def check_simulated(self) -> None:
         """Raise UserError if the folder holds a run on devices; nothing is changed."""
@@ -118,7 +130,7 @@ class RunFolder:
             return
         stored[FAILED_CODE] = stored.pop(OWN_CODE)
         with writing(self.path):
-            write_atomically(self.environment, json.dumps(stored, indent=1))
+            store.commit(self.path, {self.environment.name: _as_bytes(stored)})
 
     def open(self, config: Config, resume: bool) -> dict[str, Any] | None:
         """Make the folder ready and return the checkpoint to resume from, if there is one.
@@ -129,27 +141,34 @@ class RunFolder:
         with writing(self.path):
             settle([self.checkpoint])
         state = self.checkpoint.read()
-        size = 0 if state is None else int(state["bytes"])
-        self._check_length(size)
         with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            if not self.config.exists():
-                write_atomically(self.config, config.to_toml())
-            finished = state is not None and self.summary.exists()
-            if not finished:
-                self._write_environment(config, resumed=state is not None)
-            self.rounds.touch()
-            os.truncate(self.rounds, size)
+            store.make_folder(self.path)
+            self.records.open({"bytes": 0} if state is None else state)
+            if state is None or not self.summary.exists():
+                self._begin(config, resumed=state is not None)
         return state
 
-    def _write_environment(self, config: Config, resumed: bool) -> None:
+    def _begin(self, config: Config, resumed: bool) -> None:
+        """Write what is known before the first round; it is on the disk before the first record."""
+        contents: dict[str, bytes] = {}
+        if not self.has_begun:
+            contents[self.config.name] = config.to_toml().encode(errors="replace")
+        contents[self.environment.name] = _as_bytes(self._environment(config, resumed))
+        store.commit(
+            self.path,
+            contents,
+            cover=[self.config.name] if self.has_begun else [],
+            forget=[self.rounds.name, self.summary.name],
+        )
+
+    def _environment(self, config: Config, resumed: bool) -> dict[str, Any]:
         stored = stored_environment(self.path)
         current = environment() | own_code(config.flat()) | inputs_of(config.flat())
         if FAILED_CODE in stored:
             current[FAILED_CODE] = stored[FAILED_CODE]
         if resumed:
             current |= earlier_sources(stored)
-        write_atomically(self.environment, json.dumps(current, indent=1))
+        return current
 
     @contextmanager
     def alone(self, wait: float = 0.0) -> Iterator[None]:
@@ -162,21 +181,20 @@ class RunFolder:
             yield  # `open` reports it
             return
         with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            store.make_folder(self.path)
         with locked(self.path, "run", wait=wait):
             yield
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Add one line for each record; a number that is not finite becomes null."""
         text = "".join(as_json(record) + "\n" for record in records)
-        with writing(self.path), self.rounds.open("a", encoding="utf-8") as file:
-            file.write(text)
+        with writing(self.path):
+            self.records.append(text.encode())
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Write the coming checkpoint, noting how much of rounds.jsonl belongs to it."""
-        with writing(self.path), self.rounds.open("a", encoding="utf-8") as file:
-            os.fsync(file.fileno())
-            self.checkpoint.prepare(state, os.fstat(file.fileno()).st_size)
+        with writing(self.path):
+            self.checkpoint.prepare(state, self.records.mark())
 
     def take_over(self) -> None:
         """Replace the checkpoint by the coming one."""
@@ -184,14 +202,15 @@ class RunFolder:
             self.checkpoint.take_over()
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint."""
-        self.prepare(state)
-        self.take_over()
+        """Replace the checkpoint of a run that shares its world with no other."""
+        with writing(self.path):
+            self.checkpoint.save(state, self.records.mark())
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write the summary."""
+        """Write the summary; from now on the records no longer change."""
         with writing(self.path):
-            write_atomically(self.summary, json.dumps(summary, indent=1))
+            contents = {self.summary.name: _as_bytes(summary)}
+            store.commit(self.path, contents, cover=[self.rounds.name])
 
     def read(self) -> list[dict[str, Any]]:
         """Return all complete records; a line cut short by a crash is left out."""
@@ -202,11 +221,15 @@ class RunFolder:
         try:
             return [json.loads(line) for line in complete.split(b"\n")[:-1]]
         except ValueError:
-            raise UserError(
-                f"{self.rounds} is damaged (a line is not JSON): restore it, or choose another "
-                "--out.",
-                key="--out",
-            ) from None
+            raise store.damage(self.rounds, "a line is not JSON", key="--out") from None
+
+    @property
+    def has_begun(self) -> bool:
+        """True where a run is in the folder; an empty configuration without results is none."""
+        if not self.config.exists():
+            return False
+        saved = (self.summary, self.checkpoint.path, self.checkpoint.coming)
+        return self.config.stat().st_size > 0 or any(path.exists() for path in saved)
 
     def _check_same_run(self, config: Config) -> None:
         stored_values = stored_config(self.path).flat()
@@ -220,16 +243,6 @@ class RunFolder:
                 f"{_shown(value)}: choose another --out, or use the same settings to resume it.",
                 key=key,
             )
-
-    def _check_length(self, size: int) -> None:
-        """Raise UserError if records of the checkpoint's rounds are missing."""
-        actual = self.rounds.stat().st_size if self.rounds.exists() else 0
-        require(
-            actual >= size,
-            f"{self.rounds} is damaged ({actual} bytes instead of at least {size}): restore it, or "
-            "delete checkpoint.pt to start this run again from round 0.",
-            key="--out",
-        )
 
 
 def as_json(record: Mapping[str, Any]) -> str:
@@ -263,19 +276,26 @@ def stored_config(path: Path, to_run: bool = True) -> Config:
         f"{path} holds no run to resume: there is no config.toml in it.",
         key="--out",
     )
-    values = read_toml(file)
-    require(
-        "method" in values,
-        f"{file} is damaged (it names no method): restore it, or choose another --out.",
-        key="--out",
-    )
+    values = stored_values(path)
     return build(values) if to_run else read_stored(values).config
 
 
+def stored_values(path: Path) -> dict[str, Any]:
+    """Return the dotted keys in the config.toml of a run folder."""
+    file = path / "config.toml"
+    store.check(file, CHOOSE_ANOTHER, "--out")
+    values = read_toml(file)
+    if "method" not in values:
+        raise store.damage(file, "it names no method", CHOOSE_ANOTHER, "--out")
+    return values
+
+
 def stored_environment(path: Path) -> dict[str, Any]:
-    """Return what environment.json of a run folder holds; empty if it cannot be read."""
+    """Return what environment.json of a run folder holds; empty if it holds nothing."""
+    file = path / "environment.json"
+    fix = f"{store.RESTORE}, or delete it to go on without knowing which code ran so far"
     try:
-        content = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+        content = json.loads(store.read(file, fix, "--out"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -286,10 +306,12 @@ def _shown(value: object) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a temporary file beside `path` and rename it; what UTF-8 cannot hold becomes `?`."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8", errors="replace")
-    temporary.replace(path)
+    """Replace a file that no manifest covers; what UTF-8 cannot hold becomes `?`."""
+    store.write(path, text.encode(errors="replace"))
+
+
+def _as_bytes(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode()
 
 
 @contextmanager

@@ -6,16 +6,18 @@ selected clients of record t. The last file is the final model.
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import writing
+from fedglimpse.storage import store
 
 FOLDER = "models"
+DELETE = "delete it to continue without it"
 FILE_NAME = re.compile(r"round-(\d{6,})\.pt")
 
 
@@ -28,11 +30,12 @@ def save_models(run: Path, round_num: int, states: Tensor) -> Path:
         states: one for each lane of the run.  # [R, d]
     """
     path = run / FOLDER / f"round-{round_num:06d}.pt"
-    temporary = path.with_suffix(".part")
+    buffer = io.BytesIO()
+    torch.save(states.detach().float().cpu().clone(), buffer)
+    content = buffer.getbuffer()
     with writing(run):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(states.detach().float().cpu().clone(), temporary)
-        temporary.replace(path)
+        store.make_folder(path.parent)
+        store.write(path, content, store.seal(content))
     return path
 
 
@@ -48,14 +51,11 @@ def kept_models(run: Path) -> dict[int, Path]:
 
 def load_models(path: Path) -> Tensor:
     """Read the states of one file `[R, d]`."""
+    content = store.unsealed(path, DELETE)
     try:
-        states = torch.load(path, map_location="cpu", weights_only=True)
+        states = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise _damaged(path, type(error).__name__) from None
-    if not isinstance(states, Tensor) or states.dim() != 2:
-        raise _damaged(path, "it holds no table of model states")
+        raise store.damage(path, type(error).__name__, DELETE) from None
+    if not isinstance(states, Tensor) or states.dim() != 2 or not bool(states.isfinite().all()):
+        raise store.damage(path, "it holds no table of finite model states", DELETE)
     return states
-
-
-def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(f"{path} is damaged ({reason}): delete it to continue without it.")

@@ -1,5 +1,5 @@
-"""Files that must survive a crash.
+"""Files that must survive a crash, a power loss and a bad disk.
 
-`lock.py` keeps a folder to one process, `checkpoint.py` replaces checkpoints atomically. Begin with
-`checkpoint.py`. May import `errors` and `version`.
+`store.py` writes, syncs and verifies files, `checkpoint.py` replaces checkpoints in one step,
+`lock.py` keeps a folder to one process. Begin with `store.py`. May import `errors` and `version`.
 """

@@ -3,12 +3,13 @@
 A checkpoint is replaced in one step, so there is a complete one at every moment. Runs of one pack
 do it in two: first each writes its coming checkpoint beside the current one, then all replace
 theirs. A process that is killed in between leaves every run with a checkpoint of the same round,
-which `settle` finds: all resume together as if nothing had happened.
+which `settle` finds: all resume together as if nothing had happened. Either step is on the disk
+before the next begins, so a power loss does no more harm than a kill.
 """
 
 from __future__ import annotations
 
-import os
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,11 +19,13 @@ from typing import Any
 import torch
 
 from fedglimpse.errors import UserError, require
+from fedglimpse.storage import store
 from fedglimpse.version import VERSION
 
 FORMAT = 4  # raised when older checkpoints can no longer be read
 NAME = "checkpoint.pt"
 COMING = "checkpoint.coming.pt"
+RESTART = "delete it to start this run again from round 0"
 
 
 class Checkpoint:
@@ -34,33 +37,27 @@ class Checkpoint:
         self.coming = folder / COMING
         self._was_readable = False  # a state that this process wrote could be read back
 
-    def prepare(self, state: Mapping[str, Any], size: int) -> None:
-        """Write the coming checkpoint.
+    def save(self, state: Mapping[str, Any], mark: Mapping[str, Any]) -> None:
+        """Replace the checkpoint of a run that shares its world with no other.
 
         Args:
             state: tensors and plain values; `round` is the number of finished rounds.
-            size: bytes of rounds.jsonl that belong to it.
+            mark: how much of rounds.jsonl belongs to it, see `store.GrowingFile`.
         """
-        content = {**state, "format": FORMAT, "version": VERSION, "bytes": size}
-        temporary = self.coming.with_suffix(".part")
-        try:
-            with temporary.open("wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            self._check_readable(temporary)
-            temporary.replace(self.coming)
-        finally:
-            temporary.unlink(missing_ok=True)
+        self._write({**state, **mark}, self.path)
+
+    def prepare(self, state: Mapping[str, Any], mark: Mapping[str, Any]) -> None:
+        """Write the coming checkpoint; arguments as of `save`."""
+        self._write({**state, **mark}, self.coming)
 
     def take_over(self) -> None:
         """Replace the current checkpoint by the coming one."""
         self.coming.replace(self.path)
+        store.sync_folder(self.path.parent)
 
     def remove(self) -> None:
         """Delete both, if they exist."""
-        self.path.unlink(missing_ok=True)
-        self.coming.unlink(missing_ok=True)
+        store.remove(self.path.parent, (NAME, COMING))
 
     def read(self) -> dict[str, Any] | None:
         """Return the state that was saved last, or None if there is none."""
@@ -69,12 +66,12 @@ class Checkpoint:
         try:
             state = dict(_load(self.path))
             stored_format = state["format"]
+            if int(state["bytes"]) < 0:
+                raise ValueError
+        except UserError:
+            raise
         except Exception as error:
-            raise UserError(
-                f"{self.path} is damaged ({type(error).__name__}): delete it to start this run "
-                "again from round 0.",
-                key="--resume",
-            ) from None
+            raise store.damage(self.path, type(error).__name__, RESTART, "--resume") from None
         require(
             stored_format == FORMAT,
             f"{self.path} has format {stored_format} (version {state.get('version')}), but this is "
@@ -92,12 +89,25 @@ class Checkpoint:
             rounds.add(int(_load(self.coming)["round"]))
         return rounds
 
-    def _check_readable(self, path: Path) -> None:
+    def _write(self, state: Mapping[str, Any], path: Path) -> None:
+        buffer = io.BytesIO()
+        torch.save({**state, "format": FORMAT, "version": VERSION}, buffer)
+        content = buffer.getbuffer()
+        self._check_readable(content)
+        temporary = self.path.with_suffix(store.TEMPORARY)
+        try:
+            store.write_unnamed(temporary, content, store.seal(content))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        store.sync_folder(path.parent)
+
+    def _check_readable(self, content: memoryview) -> None:
         """Raise UserError, once and early, for a state that could be written but not read."""
         if self._was_readable:
             return
         try:
-            _load(path)
+            _unpack(content)
         except pickle.UnpicklingError as error:
             reason = str(error).splitlines()[0]
             raise UserError(
@@ -109,7 +119,11 @@ class Checkpoint:
 
 
 def _load(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    return _unpack(store.unsealed(path, RESTART, "--resume"))
+
+
+def _unpack(content: memoryview) -> Any:
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def settle(pack: Sequence[Checkpoint]) -> None:

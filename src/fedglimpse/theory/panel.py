@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -18,9 +19,10 @@ from torch import Tensor
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.runs.build import build_world
-from fedglimpse.runs.folder import CLIENTS, stored_config, write_atomically, writing
+from fedglimpse.runs.folder import CLIENTS, stored_config, writing
 from fedglimpse.runs.kept_models import kept_models, load_models
 from fedglimpse.simulation.world import World
+from fedglimpse.storage import store
 from fedglimpse.studies.results.run_folder import read_records
 from fedglimpse.theory.bound import Constants, QConstants, Terms, lemma_4, printed, repaired
 from fedglimpse.theory.estimate import LaneProbe, Measurement, column
@@ -137,7 +139,7 @@ class Panel:
 def read_panel(run: Path) -> Panel:
     """Read the `theory.json` of a run folder; raises UserError where it is damaged."""
     try:
-        stored = json.loads((run / FILE).read_text(encoding="utf-8"))
+        stored = json.loads(store.read(run / FILE, "measure the run again, without --reuse"))
         lanes = [LanePanel.from_json(lane) for lane in stored["lanes"]]
         return Panel(stored["method"], stored["data"], stored["notes"], lanes)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -195,7 +197,7 @@ def measure_run(run: Path, max_examples: int = 0) -> Panel:
     )
     text = json.dumps(panel.to_json(), indent=1)
     with writing(run):
-        write_atomically(run / FILE, text + "\n")
+        store.add(run / FILE, (text + "\n").encode())
     return panel
 
 
@@ -254,15 +256,14 @@ def _stored_models(run: Path, start: Tensor, last_round: int) -> Iterator[tuple[
 
 def _last_states(path: Path) -> Tensor:
     """Read the states `[R, d]` of a checkpoint."""
+    fix = "run it again, with checkpoint.keep_models=10 to need no checkpoint"
+    key = "checkpoint.keep_models"
+    content = store.unsealed(path, fix, key)
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return torch.stack([lane["state"] for lane in saved["lanes"]])
     except Exception as error:
-        raise UserError(
-            f"{path} cannot be read ({type(error).__name__}): run it again, with "
-            "checkpoint.keep_models=10 to need no checkpoint.",
-            key="checkpoint.keep_models",
-        ) from None
+        raise store.damage(path, type(error).__name__, fix, key) from None
 
 
 def lane_panel(

@@ -180,7 +180,7 @@ def test_damaged_packed_records_are_named(sweep: Path, damage: str) -> None:
         flipped = whole[:40] + bytes(b ^ 255 for b in whole[40:60]) + whole[60:]
         contents = {"cut": whole[:-200], "garbage": b"not packed", "flipped": flipped}
         packed.write_bytes(contents.get(damage, whole[:5]))
-    with pytest.raises(UserError, match=r"rounds\.jsonl\.gz cannot be read .*: restore it"):
+    with pytest.raises(UserError, match=r"rounds\.jsonl\.gz is damaged .*: restore it"):
         load_study(sweep)
 
 

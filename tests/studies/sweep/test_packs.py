@@ -18,6 +18,7 @@ from fedglimpse.studies.sweep.plan import Plan, configs_of, read_plan
 from fedglimpse.studies.sweep.runner import SweepOptions, run_sweep
 from fedglimpse.studies.sweep.shard import Shard, read_shard
 from mistakes import mistake
+from rewriting import rewrite
 
 SHORT = SMALL.replace("rounds = 8", "rounds = 2")
 
@@ -73,7 +74,7 @@ def test_a_folder_without_packs_is_resumed(plan: Plan, tmp_path: Path) -> None:
     run_sweep(plan, out, SweepOptions(only=["seed=0"], lanes=2, quiet=True))
     content = json.loads((out / "sweep.json").read_text())
     del content["packs"]
-    (out / "sweep.json").write_text(json.dumps(content))
+    rewrite(out / "sweep.json", json.dumps(content))
     outcome = run_sweep(plan, out, SweepOptions(lanes=4, quiet=True))
     assert (outcome.done, outcome.failed) == (8, {})
     assert len(stored_packs(out)) == 2

@@ -14,6 +14,7 @@ import pytest
 from sweeps import SMALL, write
 
 from fedglimpse.errors import UserError
+from fedglimpse.storage import store
 from fedglimpse.storage.lock import locked
 from fedglimpse.studies.sweep.folder import SweepFolder
 from fedglimpse.studies.sweep.packs import begun_first, make_packs
@@ -21,6 +22,8 @@ from fedglimpse.studies.sweep.plan import Plan, read_plan
 from fedglimpse.studies.sweep.progress import CellWork, SweepProgress, SweepStatus, duration
 from fedglimpse.studies.sweep.runner import cell_filter
 from fedglimpse.studies.sweep.stop import Stop
+from mistakes import mistake, mistake_naming
+from rewriting import rewrite
 
 
 def hold(folder: Path, ready: Any) -> None:
@@ -96,14 +99,19 @@ def test_the_plan_is_what_the_report_reads(plan: Plan, tmp_path: Path) -> None:
 
 def changed(path: Path, **values: Any) -> None:
     plan = json.loads((path / "sweep.json").read_text())
-    (path / "sweep.json").write_text(json.dumps({**plan, **values}))
+    rewrite(path / "sweep.json", json.dumps({**plan, **values}))
+
+
+def flipped(path: Path) -> None:
+    path.write_text(path.read_text().replace('"title"', '"tivle"'))
 
 
 OTHERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "version": (lambda p: changed(p, version="0.0.1"), "version 0.0.1"),
     "format": (lambda p: changed(p, format=99), "format 99"),
     "fewer cells": (lambda p: changed(p, cells=[]), "new cell digits-mobile--fedavg--s0"),
-    "unreadable": (lambda p: (p / "sweep.json").write_text("{"), "cannot be read"),
+    "a flipped bit": (lambda p: flipped(p / "sweep.json"), "sweep.json is damaged"),
+    "no list of cells": (lambda p: changed(p, cells=3), "does not list cells"),
     "a run": (lambda p: (p / "sweep.json").rename(p / "config.toml"), "holds other files"),
 }
 
@@ -118,6 +126,44 @@ def test_other_folders_are_refused_and_left_alone(name: str, plan: Plan, tmp_pat
     with pytest.raises(UserError, match=part):
         SweepFolder(path).check(plan)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("content", [None, "", '{"cells": ['])
+def test_a_plan_that_was_lost_is_written_again(
+    content: str | None, plan: Plan, tmp_path: Path
+) -> None:
+    folder = opened(tmp_path / "o", plan)
+    whole = folder.plan.read_bytes()
+    folder.of(plan.cells[0]).mkdir()
+    if content is None:
+        folder.plan.unlink()
+    else:
+        folder.plan.write_text(content)
+    folder.check(plan)
+    folder.open(plan, [])
+    assert folder.plan.read_bytes() == whole
+    folder.plan.unlink()
+    (tmp_path / "o" / "cells" / "another").mkdir()
+    with mistake("--out"):
+        folder.check(plan)
+
+
+def test_a_finished_cell_with_lost_or_damaged_files_is_not_done(plan: Plan, tmp_path: Path) -> None:
+    folder = opened(tmp_path / "o", plan)
+    path = folder.of(plan.cells[0])
+    path.mkdir()
+    store.commit(path, {"config.toml": b"x = 1", "rounds.jsonl": b"{}\n", "summary.json": b"{}"})
+    assert folder.state(plan.cells[0]) == "done"
+    folder.check_finished(plan.cells)
+    for name in ("config.toml", "rounds.jsonl", "summary.json"):
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(b"")
+        with mistake_naming(f"{name} is damaged"):
+            folder.check_finished(plan.cells)
+        (path / name).write_bytes(content)
+    (path / "rounds.jsonl").unlink()
+    with mistake_naming("its records are missing"):
+        folder.check_finished(plan.cells)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +201,8 @@ def test_a_finished_cell_is_packed_once_and_may_be_cut_anywhere(plan: Plan, tmp_
     (path / "rounds.jsonl.gz").write_text("cut short")
     folder.open(plan, [])
     folder.tidy(cell)
-    assert sorted(p.name for p in path.iterdir()) == ["rounds.jsonl.gz", "summary.json"]
+    names = sorted(p.name for p in path.iterdir())
+    assert names == ["manifest.json", "rounds.jsonl.gz", "summary.json"]
     assert folder.state(cell) == "done"
 
 

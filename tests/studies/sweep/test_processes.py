@@ -96,6 +96,7 @@ def test_killed_five_times_it_ends_with_the_same_results(
     leftovers = {p.name for p in out.rglob("*") if p.is_file()}
     assert leftovers == {
         "sweep.json", "config.toml", "environment.json", "rounds.jsonl.gz", "summary.json",
+        "manifest.json",
     }  # fmt: skip
 
 

@@ -68,9 +68,11 @@ def test_cells_are_run_folders_of_one_seed(whole: Path, plan: Plan) -> None:
     for summary, rounds, _ in found.values():
         assert len(rounds) == 8
         assert len(summary["seeds"]) == 1
-    assert sorted(p.name for p in whole.iterdir()) == ["cells", "sweep.json"]
+    assert sorted(p.name for p in whole.iterdir()) == ["cells", "manifest.json", "sweep.json"]
     names = {p.name for cell in (whole / "cells").iterdir() for p in cell.iterdir()}
-    assert names == {"config.toml", "environment.json", "rounds.jsonl.gz", "summary.json"}
+    assert names == {
+        "config.toml", "environment.json", "manifest.json", "rounds.jsonl.gz", "summary.json",
+    }  # fmt: skip
 
 
 def test_a_cell_equals_the_run_of_its_overrides(whole: Path, plan: Plan) -> None:

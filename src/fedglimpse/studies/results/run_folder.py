@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 
-from fedglimpse.config.loading import StoredConfig, read_stored, read_toml
+from fedglimpse.config.loading import StoredConfig, read_stored
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.sources import load
 from fedglimpse.errors import UserError
 from fedglimpse.runs.build import population_of
+from fedglimpse.runs.folder import stored_values
+from fedglimpse.storage import store
+from fedglimpse.storage.checkpoint import Checkpoint
 from fedglimpse.studies.results.checks import check_counts
 from fedglimpse.types import RECORD_FIELDS, RoundRecord
 from fedglimpse.version import VERSION
@@ -35,21 +38,28 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     path = records_file(folder)
     if not path.exists():
         return []
+    fix = f"restore it, or delete {folder} and run it again"
     try:
-        content = path.read_bytes()
+        content = store.read(path, fix)
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): restore it, or delete "
-            f"{folder} and run it again."
-        ) from None
+        raise store.damage(path, f"{type(error).__name__}: {error}", fix) from None
+    if not (folder / "summary.json").exists():
+        _check_counted(folder, path, content)
     complete = content[: content.rfind(b"\n") + 1]
     records: list[dict[str, Any]] = []
     for number, line in enumerate(complete.split(b"\n")[:-1], 1):
         records.append(_read_record(line, path, number))
     _check_order(records, path)
     return records
+
+
+def _check_counted(folder: Path, path: Path, content: bytes) -> None:
+    """Compare the records of a run that has not finished with what its checkpoint counts."""
+    state = Checkpoint(folder).read()
+    if state is not None:
+        store.check_beginning(path, content, state)
 
 
 def records_file(folder: Path) -> Path:
@@ -106,7 +116,7 @@ def check_clients(records: Sequence[Mapping[str, Any]], clients: int, folder: Pa
 def read_config(folder: Path) -> StoredConfig:
     """Return the configuration of a run folder; raises UserError if this version cannot read it."""
     try:
-        return read_stored(read_toml(folder / "config.toml"))
+        return read_stored(stored_values(folder))
     except UserError as error:
         raise UserError(
             f"{folder} cannot be read by version {VERSION}: {error} Report it with the version "
@@ -119,7 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(store.read(path, "restore or delete it"))
     except (OSError, ValueError) as error:
         reason = f" ({error.strerror})" if isinstance(error, OSError) else ""
         raise UserError(f"{path} is not valid JSON{reason}: restore or delete it.") from None

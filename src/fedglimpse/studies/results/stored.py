@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.errors import UserError
+from fedglimpse.storage import store
 from fedglimpse.studies.results.checks import (
     check_cell,
     check_head,
@@ -35,9 +36,7 @@ def write_study(study: Study, path: Path) -> None:
         **dataclasses.asdict(study),
     }
     text = json.dumps(content, separators=(",", ":"))
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
-    temporary.replace(path)
+    store.write(path, gzip.compress(text.encode(), mtime=0))
 
 
 def read_study(path: Path) -> Study:

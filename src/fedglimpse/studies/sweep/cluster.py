@@ -23,6 +23,7 @@ from fedglimpse.errors import UserError, reason_of
 from fedglimpse.runs.experiment import Stopped, run_together
 from fedglimpse.runs.folder import writing
 from fedglimpse.runs.signals import stop_on_signals
+from fedglimpse.storage import store
 from fedglimpse.storage.checkpoint import COMING, NAME
 from fedglimpse.studies.sweep.folder import SweepFolder
 from fedglimpse.studies.sweep.plan import Cell
@@ -36,7 +37,9 @@ POLL = 0.5  # seconds between two looks at the cluster
 RETURN_SECONDS = 5.0  # of the budget, kept for files on their way back
 
 Files = Mapping[str, bytes]  # path within a run folder -> content
-WRITE_ORDER = {"config.toml": 0, NAME: 2, COMING: 2, "summary.json": 3}  # everything else: 1
+FIXED = ("config.toml", "environment.json", "partition.json")
+RECORDS = "rounds.jsonl"
+SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     """Return the files of a run folder; none if there is no folder yet."""
     files: dict[str, bytes] = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix != ".part":
+        if path.is_file() and path.suffix != store.TEMPORARY:
             files[str(path.relative_to(folder))] = path.read_bytes()
     return files
 
@@ -105,15 +108,18 @@ def read_files(folder: Path) -> dict[str, bytes]:
 def write_files(files: Files, folder: Path) -> None:
     """Write files into a run folder so that it can be resumed even if this is interrupted.
 
-    The configuration comes first, records before the checkpoint that counts them, and the summary
-    last.
+    The files that no longer change come first, records before the checkpoint that counts them, and
+    the summary last.
     """
-    for name in sorted(files, key=lambda name: WRITE_ORDER.get(name, 1)):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_bytes(files[name])
-        temporary.replace(path)
+    store.make_folder(folder)
+    fixed = {name: files[name] for name in FIXED if name in files}
+    store.commit(folder, fixed, forget=[RECORDS, SUMMARY])
+    for name in sorted(files, key=lambda name: name in (NAME, COMING)):
+        if name not in (*FIXED, SUMMARY, store.MANIFEST):
+            store.make_folder((folder / name).parent)
+            store.write(folder / name, files[name])
+    if SUMMARY in files:
+        store.commit(folder, {SUMMARY: files[SUMMARY]}, cover=[RECORDS])
 
 
 class Cluster:

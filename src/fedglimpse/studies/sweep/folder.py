@@ -4,14 +4,14 @@
     cells/<id>/       a run folder of one seed; summary.json once it is done
     cells/<id>/failed.json   why it could not be run
 
-Nothing in it depends on a machine or a path: it may be copied and resumed elsewhere.
+Nothing in it depends on a machine or a path: it may be copied and resumed elsewhere. A plan that
+was lost is written again; a cell is done once its folder's manifest says so.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
-from fedglimpse.runs.folder import RunFolder, write_atomically, writing
+from fedglimpse.runs.folder import RunFolder, writing
+from fedglimpse.storage import store
 from fedglimpse.storage.checkpoint import Checkpoint
 from fedglimpse.storage.lock import SUFFIX as LOCK
 from fedglimpse.storage.lock import check_unlocked, locked
@@ -41,15 +42,16 @@ class SweepFolder:
         """Name the folder; nothing is read or written."""
         self.path = path
         self.plan = path / "sweep.json"
+        self._done: set[str] = set()  # ids of cells, which stay done
 
     def check(self, plan: Plan) -> None:
         """Raise UserError if the folder holds something else; nothing is changed."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {self.path} is a file: name a folder.", key="--out")
-        if not self.plan.exists():
-            self._check_empty()
-            return
         stored = self._read_plan()
+        if stored is None:
+            self._check_no_other(plan)
+            return
         if stored.get("format") != FORMAT or stored.get("version") != VERSION:
             raise UserError(
                 f"{self.path} was written by version {stored.get('version')} (format "
@@ -92,7 +94,8 @@ class SweepFolder:
 
     def stored_packs(self) -> list[list[str]]:
         """Return the packs that were stored, as ids of cells; older folders have none."""
-        return self._read_plan().get("packs", []) if self.plan.exists() else []
+        plan = self._read_plan()
+        return [] if plan is None else plan.get("packs", [])
 
     def open(self, plan: Plan, packs: Sequence[Sequence[Cell]]) -> None:
         """Write the plan, and packs beside those that are stored; call `check` before."""
@@ -102,11 +105,11 @@ class SweepFolder:
             if pack[0].id not in packed:
                 ids.append([cell.id for cell in pack])
         content = {"format": FORMAT, "version": VERSION, **asdict(plan), "packs": ids}
-        text = json.dumps(content, indent=1)
+        text = json.dumps(content, indent=1).encode()
         with writing(self.path):
-            (self.path / "cells").mkdir(exist_ok=True)
-            if not self.plan.exists() or self.plan.read_text(encoding="utf-8") != text:
-                write_atomically(self.plan, text)
+            store.make_folder(self.path / "cells")
+            if not store.is_committed(self.plan) or self.plan.read_bytes() != text:
+                store.commit(self.path, {self.plan.name: text})
 
     def of(self, cell: Cell) -> Path:
         """Return the run folder of a cell."""
@@ -115,7 +118,8 @@ class SweepFolder:
     def state(self, cell: Cell) -> CellStatus:
         """Return the state of a cell."""
         path = self.of(cell)
-        if (path / "summary.json").exists():
+        if cell.id in self._done or store.is_committed(path / "summary.json"):
+            self._done.add(cell.id)
             return "done"
         if (path / "failed.json").exists():
             return "failed"
@@ -131,14 +135,26 @@ class SweepFolder:
         records = path / "rounds.jsonl"
         with writing(path):
             if records.exists():
-                temporary = path / "rounds.jsonl.gz.part"
-                temporary.write_bytes(gzip.compress(records.read_bytes(), mtime=0))
-                with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
-                temporary.replace(path / "rounds.jsonl.gz")
-                records.unlink()
+                packed = gzip.compress(store.read(records, self._run_again(cell)), mtime=0)
+                store.commit(
+                    path,
+                    {"rounds.jsonl.gz": packed},
+                    cover=["config.toml", "environment.json", "summary.json"],
+                )
+                store.remove(path, [records.name])
             Checkpoint(path).remove()
             (path / f"run{LOCK}").unlink(missing_ok=True)  # of a process that was killed
+
+    def check_finished(self, cells: Iterable[Cell]) -> None:
+        """Raise UserError if a cell that is done has lost or damaged files."""
+        for cell in cells:
+            if self.state(cell) == "done":
+                path = self.of(cell)
+                fix = self._run_again(cell)
+                listed = store.check_folder(path, fix, key="--out")
+                records = ("rounds.jsonl", "rounds.jsonl.gz")
+                if listed and not any((path / name).exists() for name in records):
+                    raise store.damage(path, "its records are missing", fix, "--out")
 
     def tidy_finished(self, cells: Iterable[Cell]) -> None:
         """Tidy those of the cells that are done."""
@@ -150,14 +166,16 @@ class SweepFolder:
         """Record why a cell cannot be run; its records stay."""
         path = self.of(cell)
         with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "failed.json", json.dumps({"reason": reason}))
+            store.make_folder(path)
+            store.commit(path, {"failed.json": json.dumps({"reason": reason}).encode()})
 
     def reason(self, cell: Cell) -> str:
         """Return why a cell failed."""
-        file = self.of(cell) / "failed.json"
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return str(content["reason"])
+        try:
+            content = json.loads(store.read(self.of(cell) / "failed.json"))
+            return str(content["reason"])
+        except (ValueError, KeyError, TypeError):
+            return "the reason was lost"
 
     def forgive(self, cell: Cell) -> None:
         """Forget a failure, so that the cell is tried again from its last checkpoint."""
@@ -184,24 +202,34 @@ class SweepFolder:
             return 0
         return records.read_bytes().count(b"\n")
 
-    def _check_empty(self) -> None:
+    def _run_again(self, cell: Cell) -> str:
+        return f"{store.RESTORE}, or delete the folder {self.of(cell)} to run this cell again"
+
+    def _check_no_other(self, plan: Plan) -> None:
+        """Raise UserError if a folder without a plan holds anything but cells of this one."""
         if not self.path.exists():
             return
-        for path in self.path.iterdir():
-            if not path.name.endswith((LOCK, ".part")):
+        ids = {cell.id for cell in plan.cells}
+        for path in [*self.path.iterdir(), *self.path.glob("cells/*")]:
+            is_ours = path.name in ("cells", self.plan.name, store.MANIFEST)
+            is_cell = path.parent.name == "cells" and path.name in ids
+            if not is_ours and not is_cell and not path.name.endswith((LOCK, store.TEMPORARY)):
                 raise UserError(
                     f"{self.path} holds other files: name a new or empty folder as --out.",
                     key="--out",
                 )
 
-    def _read_plan(self) -> dict[str, Any]:
+    def _read_plan(self) -> dict[str, Any] | None:
+        """Return the stored plan; None if there is none, or one that was cut short."""
+        fix = f"{store.RESTORE}, or delete it and rerun the command with the same sweep file"
         try:
-            return dict(json.loads(self.plan.read_text(encoding="utf-8")))
-        except (ValueError, OSError) as error:
-            raise UserError(
-                f"{self.plan} cannot be read ({type(error).__name__}): name another --out.",
-                key="--out",
-            ) from None
+            stored: object = json.loads(self.plan.read_bytes())
+        except (ValueError, OSError):
+            return None
+        store.check(self.plan, fix, "--out")
+        if not isinstance(stored, dict) or not isinstance(stored.get("cells"), list):
+            raise store.damage(self.plan, "it does not list cells", fix, "--out")
+        return stored
 
 
 def _difference(

@@ -18,15 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.config.checks import check
-from fedglimpse.config.loading import parse_overrides, read_stored, read_toml, resolve
+from fedglimpse.config.loading import parse_overrides, read_stored, resolve
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, nearest
 from fedglimpse.plugins import changed_code
 from fedglimpse.runs.build import device_of
-from fedglimpse.runs.folder import FREE_TO_CHANGE, run_identity, stored_environment, writing
+from fedglimpse.runs.folder import (
+    FREE_TO_CHANGE,
+    run_identity,
+    stored_environment,
+    stored_values,
+    writing,
+)
 from fedglimpse.runs.preflight import Readiness
 from fedglimpse.runs.signals import stop_on_signals
 from fedglimpse.runs.threads import available_cores
+from fedglimpse.storage import store
 from fedglimpse.studies.results.load import load_study
 from fedglimpse.studies.sweep import local
 from fedglimpse.studies.sweep.folder import FORMAT, SweepFolder
@@ -113,13 +120,14 @@ def run_sweep(
             left_out=left_out,
             interrupted=False,
         )
+    folder.check_finished(cells_of_shard)
     to_run = _unfinished(folder, cells_of_shard, options.retry_failed)
     readiness = Readiness(on_this_machine=run_packs in (None, local.run_packs))
     _check_cells(to_run, configs, readiness)
     configs_left = [configs[cell.id] for cell in folder.left(cells_of_shard)]
     _check_disk(out, configs_left, lanes=max(map(len, packs)))
     with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
+        store.make_folder(out)
     with ExitStack() as locks:
         with folder.opening():
             locks.enter_context(folder.alone(options.shard))
@@ -360,7 +368,7 @@ def not_finished_in(
 def check_reusable(path: Path) -> None:
     """Raise UserError if `path` is not a sweep's folder of this version."""
     try:
-        plan = json.loads((path / "sweep.json").read_text(encoding="utf-8"))
+        plan = json.loads(store.read(path / "sweep.json", key="--reuse"))
     except (OSError, ValueError):
         raise UserError(f"--reuse {path} is not the folder of a sweep.", key="--reuse") from None
     version = plan.get("version")
@@ -379,13 +387,15 @@ def copy_finished(
     sources: Sequence[Path],
 ) -> int:
     """Copy cells that other sweeps have finished with the same configuration; return how many."""
+    wanted = {run_identity(configs[cell.id].flat()) for cell in cells}
     finished: dict[str, Path] = {}
     for source in sources:
         for summary in sorted((source / "cells").glob("*/summary.json")):
             run = summary.parent
-            config = read_stored(read_toml(run / "config.toml")).flat()
-            if not changed_code(stored_environment(run), config):
-                finished[run_identity(config)] = run
+            config = read_stored(stored_values(run)).flat()
+            identity = run_identity(config)
+            if identity in wanted and not changed_code(stored_environment(run), config):
+                finished[identity] = run
     copied = 0
     for cell in cells:
         identity = run_identity(configs[cell.id].flat())
@@ -398,10 +408,12 @@ def copy_finished(
 def _copy_run(source: Path, target: Path) -> None:
     """Copy a run folder, its summary last: until then the cell is not done."""
     shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    summary_last = sorted(source.iterdir(), key=lambda path: path.name == "summary.json")
-    for path in summary_last:
-        if path.is_file() and path.suffix not in (".part", ".pt"):
-            temporary = target / f"{path.name}.part"
-            shutil.copyfile(path, temporary)
-            temporary.replace(target / path.name)
+    store.make_folder(target)
+    contents: dict[str, bytes] = {}
+    for path in sorted(source.iterdir()):
+        is_needed = path.is_file() and path.suffix not in (store.TEMPORARY, ".pt")
+        if is_needed and path.name != store.MANIFEST:
+            contents[path.name] = store.read(path, key="--reuse")
+    summary = contents.pop("summary.json")
+    store.commit(target, contents)
+    store.commit(target, {"summary.json": summary})
