@@ -266,6 +266,7 @@ def test_compare_gives_the_permission_to_oracles_only(
 ) -> None:
     given["selector"] = ReadsLabels()
     words = ["compare", OWN, "fedavg", *TINY, "-q", "--out", str(tmp_path / "c")]
+    words += ["--workers", "1"]  # another process would not have what the test has given
     done = CliRunner().invoke(app, [*words, "options.allow_oracle=true"])
     assert done.exit_code == 0, done.exception
     assert f"| {OWN} (oracle)" in done.stdout

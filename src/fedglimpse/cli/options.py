@@ -30,6 +30,9 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(help="A TOML file and key=value settings, such as data.name=digits rounds=30."),
 ]
+WorkersOption = Annotated[
+    str, typer.Option("--workers", help="Processes; auto: one for each core, on a GPU one.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
@@ -161,3 +164,18 @@ def check_target(target: float | None) -> None:
         raise UserError(
             f"--target {target} is not an accuracy: give a share such as 0.8.", key="--target"
         )
+
+
+def read_number(option: str, text: str, has_effect: bool = True) -> int | None:
+    """Return the number of an option; None for auto."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise UserError(
+            f"{option} {text} must be a whole number of 1 or more, or auto.", key=option
+        )
+    if not has_effect:
+        raise UserError(
+            f"{option} {text} has no effect with --engine ray: leave it out.", key=option
+        )
+    return int(text)

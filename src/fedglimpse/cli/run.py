@@ -17,8 +17,10 @@ from fedglimpse.cli.entry import importing
 from fedglimpse.cli.options import (
     Quiet,
     Words,
+    WorkersOption,
     check_target,
     load_config,
+    read_number,
     sort_words,
     without_names,
 )
@@ -132,6 +134,7 @@ def compare(
         float | None,
         typer.Option(help="Accuracy to reach, 0 to 1; default: 90 % of the best method's."),
     ] = None,
+    workers: WorkersOption = "auto",
     resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
@@ -144,16 +147,19 @@ def compare(
         methods = every_method(ALLOW_ORACLE in settings)
     check_methods(methods, settings)
     check_target(target)
+    processes = read_number("--workers", workers)
     configs = [load_config(files, settings_of(name, settings)) for name in methods]
     resume_words = ["compare", *(words or []), "--out", str(out)]
     if target is not None:
         resume_words += ["--target", str(target)]
+    if processes is not None:
+        resume_words += ["--workers", workers]
     if quiet:
         resume_words.append("--quiet")
     resume_words.append("--resume")
     with importing():
         from fedglimpse.cli import training
-    results = training.run_all(configs, out, resume, quiet, resume_words)
+    results = training.run_all(configs, out, resume, quiet, resume_words, processes)
     training.show_comparison(results, out, target)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedglimpse.cli.entry import importing
+from fedglimpse.cli.options import WorkersOption, read_number
 from fedglimpse.config.loading import parse_overrides
 from fedglimpse.errors import UserError
 from fedglimpse.studies.sweep.plan import read_plan
@@ -20,9 +21,6 @@ SHOWN_FAILURES = 10
 
 Out = Annotated[
     Path | None, typer.Option("--out", help="Folder for the results; default: runs/FILE.")
-]
-WorkersOption = Annotated[
-    str, typer.Option("--workers", help="Processes; auto: one for each core, on a GPU one.")
 ]
 ShardOption = Annotated[
     str,
@@ -108,21 +106,6 @@ def engine_of(engine: str, address: str, gpus: float | None, cpus: float) -> Eng
     from fedglimpse.studies.sweep.cluster import Cluster
 
     return Cluster(address, gpus=gpus, cpus=cpus).run_packs
-
-
-def read_number(option: str, text: str, has_effect: bool = True) -> int | None:
-    """Return the number of an option; None for auto."""
-    if text == "auto":
-        return None
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise UserError(
-            f"{option} {text} must be a whole number of 1 or more, or auto.", key=option
-        )
-    if not has_effect:
-        raise UserError(
-            f"{option} {text} has no effect with --engine ray: leave it out.", key=option
-        )
-    return int(text)
 
 
 def show_outcome(outcome: SweepOutcome, folder: Path) -> None:

@@ -17,6 +17,7 @@ from fedglimpse.agent.policy import check_place, write_policy
 from fedglimpse.cli.entry import INTERRUPTED
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
+from fedglimpse.runs.build import device_of
 from fedglimpse.runs.experiment import Result, Stopped, run
 from fedglimpse.runs.folder import RunFolder, stored_config, write_atomically, writing
 from fedglimpse.runs.preflight import Readiness
@@ -24,7 +25,9 @@ from fedglimpse.runs.pretrain import teach
 from fedglimpse.runs.progress import Listener, Profiled, listener
 from fedglimpse.runs.signals import stop_on_signals
 from fedglimpse.runs.summary import Estimate
-from fedglimpse.studies.compare import comparison_table
+from fedglimpse.runs.threads import available_cores
+from fedglimpse.studies.compare import ComparedRun, comparison_table
+from fedglimpse.studies.side_by_side import run_side_by_side
 
 NEW_RUN = "nothing there to resume: a new run begins"
 
@@ -142,9 +145,22 @@ def show_result(config: Config, result: Result) -> None:
 
 
 def run_all(
-    configs: Sequence[Config], out: Path, resume: bool, quiet: bool, resume_words: Sequence[str]
-) -> list[Result]:
-    """Run one configuration after the other, each in a folder of its own below `out`.
+    configs: Sequence[Config],
+    out: Path,
+    resume: bool,
+    quiet: bool,
+    resume_words: Sequence[str],
+    workers: int | None,
+) -> list[ComparedRun]:
+    """Run several configurations, each in a folder of its own below `out`.
+
+    Args:
+        configs: one for each method.
+        out: the folder of the comparison.
+        resume: resume the runs that are there.
+        quiet: show no progress.
+        resume_words: the command that resumes what was stopped.
+        workers: how many at a time; None: one for each core, on a GPU one.
 
     Raises:
         UserError: for a run that could not start, before the first one begins.
@@ -157,14 +173,34 @@ def run_all(
         RunFolder(folder).check(config, resume)
     if resume and not any(holds_run(folder) for folder in folders):
         typer.echo(f"{out}: {NEW_RUN}", err=True)
-    results: list[Result] = []
+    if workers is None:
+        workers = available_cores() if device_of(configs[0]).type == "cpu" else 1
+    if workers > 1:
+        runs = list(zip(configs, folders, strict=True))
+        return _run_side_by_side(runs, min(workers, len(runs)), quiet, resume_words)
+    results: list[ComparedRun] = []
     for config, folder in zip(configs, folders, strict=True):
         progress = listener(quiet)
-        results.append(run_until_signal(config, folder, resume, progress, resume_words))
+        result = run_until_signal(config, folder, resume, progress, resume_words)
+        results.append(ComparedRun(config, result.records))
     return results
 
 
-def show_comparison(results: Sequence[Result], out: Path, target: float | None) -> None:
+def _run_side_by_side(
+    runs: Sequence[tuple[Config, Path]], workers: int, quiet: bool, resume_words: Sequence[str]
+) -> list[ComparedRun]:
+    """Run several runs at a time until a signal, as `run_until_signal` does with one."""
+    stop = Event()
+    try:
+        with stop_on_signals(stop.set):
+            records = run_side_by_side(runs, workers, listener(quiet), stop.is_set)
+    except (Stopped, KeyboardInterrupt):
+        typer.echo(f"Stopped. Continue with: fedglimpse {shlex.join(resume_words)}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    return [ComparedRun(run[0], of_run) for run, of_run in zip(runs, records, strict=True)]
+
+
+def show_comparison(results: Sequence[ComparedRun], out: Path, target: float | None) -> None:
     """Print the table of a comparison and write it to `out`."""
     table = comparison_table(results, target)
     with writing(out / "comparison.md"):

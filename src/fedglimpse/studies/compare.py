@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fedglimpse.runs.experiment import Result
+from fedglimpse.config.schema import Config
 from fedglimpse.runs.summary import final_window
 from fedglimpse.studies.report.analysis import MEASURES, Options, ReportRow, Results, analyse
 from fedglimpse.studies.report.numbers import amount, cost, percent, t_interval
@@ -16,7 +17,15 @@ from fedglimpse.studies.statistics.condense import condense
 SETTING = "compared"  # all methods of a comparison run in one setting, which needs no name
 
 
-def comparison_table(results: Sequence[Result], target: float | None = None) -> str:
+@dataclass(frozen=True)
+class ComparedRun:
+    """What a comparison shows of a finished run."""
+
+    config: Config
+    records: Sequence[dict[str, Any]]  # of all seeds
+
+
+def comparison_table(results: Sequence[ComparedRun], target: float | None = None) -> str:
     """Return a Markdown table with one line for each method, and how to read it.
 
     Args:
@@ -39,7 +48,7 @@ def comparison_table(results: Sequence[Result], target: float | None = None) -> 
     return f"{table}\n\n{_legend(analysis, window)}"
 
 
-def _study_of(results: Sequence[Result]) -> Study:
+def _study_of(results: Sequence[ComparedRun]) -> Study:
     cells: list[CellResult] = []
     for result in results:
         config = result.config.flat()

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for_end
@@ -23,13 +23,15 @@ from typing import Any
 
 from fedglimpse.data.shared import SharedDataset, receive, share
 from fedglimpse.runs.threads import using_threads
-from fedglimpse.studies.sweep.local import PackEnd, Run, free_memory, run_pack
+from fedglimpse.studies.sweep.local import PackEnd, Run, free_memory
 from fedglimpse.studies.sweep.stop import RESERVE, Stop
 
 GO_ON = 0  # what the parent tells all workers, without a lock that a killed worker could hold
 STOP = 1  # after the current round
 END = 2  # at once
 LOOK_SECONDS = 0.5  # between two looks at that
+
+RunPack = Callable[[Sequence[Run], Callable[[], bool]], PackEnd]
 
 DIED = "its worker process died: killed, or out of memory"
 
@@ -69,21 +71,24 @@ class Pool:
         """The names of the packs that are running."""
         return [name for _, name in self._running.values()]
 
-    def start(self, name: Any, runs: Sequence[Run], seconds: float | None = None) -> None:
+    def start(
+        self, name: Any, run: RunPack, runs: Sequence[Run], seconds: float | None = None
+    ) -> None:
         """Start a pack in a free worker.
 
         Args:
             name: returned by `finished`.
+            run: the function that runs it, of a module.
             runs: configurations and run folders.
             seconds: that it may take until it must have stopped; None: no limit.
         """
         executor = self._free.pop(0)
         try:
-            future = executor.submit(_work, list(runs), seconds)
+            future = executor.submit(_work, run, list(runs), seconds)
         except BrokenProcessPool:  # it was killed while it had nothing to do
             executor.shutdown()
             executor = self._executor()
-            future = executor.submit(_work, list(runs), seconds)
+            future = executor.submit(_work, run, list(runs), seconds)
         self._running[future] = (executor, name)
 
     def finished(self, timeout: float) -> list[tuple[Any, PackEnd | None]]:
@@ -93,7 +98,7 @@ class Pool:
             The names of packs that have ended, and how; None where the worker died.
 
         Raises:
-            UserError: where a pack ended in a way that must end everything.
+            Exception: what the function of a pack raised.
         """
         ended, _ = wait(self._running, timeout, FIRST_COMPLETED)
         results: list[tuple[Any, PackEnd | None]] = []
@@ -145,7 +150,7 @@ def _end_when_told() -> None:
     os._exit(1)
 
 
-def _work(runs: Sequence[Run], seconds: float | None) -> PackEnd:
+def _work(run: RunPack, runs: Sequence[Run], seconds: float | None) -> PackEnd:
     """Run a pack in this worker."""
     stop = Stop(None if seconds is None else max(seconds, 2 * RESERVE))
 
@@ -154,6 +159,6 @@ def _work(runs: Sequence[Run], seconds: float | None) -> PackEnd:
 
     try:
         with using_threads(1):
-            return run_pack(runs, should_stop)
+            return run(runs, should_stop)
     finally:
         free_memory()

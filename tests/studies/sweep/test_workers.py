@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sweeps import ROOT, SMALL, SWEEP, environment, results, write
 
-from fedglimpse.cli.sweep import read_number
+from fedglimpse.cli.options import read_number
 from fedglimpse.data.shared import SharedDataset
 from fedglimpse.data.sources import load
 from fedglimpse.studies.sweep.plan import read_plan

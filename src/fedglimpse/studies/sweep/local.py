@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,15 +76,9 @@ def run_pack(
     Raises:
         UserError: where the folders cannot be used, which is no run's fault.
     """
-    with ExitStack() as locks:
-        for _, path in runs:
-            locks.enter_context(RunFolder(path).alone(wait=ORPHAN_SECONDS))
+    with _alone(runs):
         try:
-            run_together(
-                runs, resume=True, listener=listener, should_stop=should_stop, cores=CORES_OF_PACK
-            )
-        except Stopped:
-            return PackEnd(stopped=True)
+            return _run(runs, should_stop, listener, CORES_OF_PACK)
         except Exception as error:
             if _is_failed_write(error):
                 raise
@@ -92,7 +86,37 @@ def run_pack(
             # Here, because `error` still refers to memory of the GPU, which a lost GPU cannot free.
             check_device(reason)
             return PackEnd(reason=reason)
-        return PackEnd()
+
+
+def run_or_raise(runs: Sequence[Run], should_stop: Callable[[], bool], cores: int) -> PackEnd:
+    """Run a pack as `run_pack` does, but raise what goes wrong.
+
+    Args:
+        runs: that share a world.
+        should_stop: asked after every round.
+        cores: of a CPU that the pack may use.
+    """
+    with _alone(runs):
+        return _run(runs, should_stop, None, cores)
+
+
+def _run(
+    runs: Sequence[Run], should_stop: Callable[[], bool], listener: Listener | None, cores: int
+) -> PackEnd:
+    try:
+        run_together(runs, resume=True, listener=listener, should_stop=should_stop, cores=cores)
+    except Stopped:
+        return PackEnd(stopped=True)
+    return PackEnd()
+
+
+@contextmanager
+def _alone(runs: Sequence[Run]) -> Iterator[None]:
+    """Lock the folders of runs."""
+    with ExitStack() as locks:
+        for _, path in runs:
+            locks.enter_context(RunFolder(path).alone(wait=ORPHAN_SECONDS))
+        yield
 
 
 def _is_failed_write(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedglimpse.config.schema import Config
 from fedglimpse.studies.pool import DIED, Pool
 from fedglimpse.studies.sweep.folder import SweepFolder
-from fedglimpse.studies.sweep.local import PackEnd, runs_of
+from fedglimpse.studies.sweep.local import PackEnd, run_pack, runs_of
 from fedglimpse.studies.sweep.plan import Cell
 from fedglimpse.studies.sweep.progress import SweepProgress
 from fedglimpse.studies.sweep.stop import RESERVE, Stop
@@ -78,7 +78,7 @@ class _WorkersSession:
             while queue and self.pool.has_free and self._may_start():
                 pack = queue.popleft()
                 runs = runs_of(self.folder, pack, self.configs)
-                self.pool.start(pack, runs, self.stop.seconds_left)
+                self.pool.start(pack, run_pack, runs, self.stop.seconds_left)
                 self._show_running()
             if not self._may_start():
                 self.pool.ask_to_stop()
