@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read."""
+"""Errors that a user is meant to read: one sentence, without a traceback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A user's mistake, in one sentence with the value and the fix.
+    """Something that the user has to change, in one sentence with the value and the fix.
 
     The command line prints it without a traceback and exits with code 2.
 
@@ -28,7 +28,7 @@ def require(condition: bool, message: str, *, key: str = "") -> None:
 
 
 class DeviceLost(UserError):
-    """A GPU no longer answers: the process must end at once.
+    """A GPU no longer answers: whoever catches this must end the process at once.
 
     Freeing what lies on such a GPU fails as well, even while the interpreter shuts down.
     """

@@ -1,7 +1,8 @@
 """What the Q-network reads: reports of the visible clients and sketches of past global models.
 
-The paper's Secs. "Observation" and "Representing Temporal Context". Tensors have a first dimension
-R for lanes: federations whose agents work side by side, each with its own networks and memory.
+See Hou et al., sections "Observation" and "Representing Temporal Context". Tensors have a first
+dimension R for lanes: federations whose agents work side by side, each with its own networks and
+memory.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor
 from fedglimpse.agent.config import NUMBERS, SKETCHES
 from fedglimpse.types import View
 
-LARGEST = 1e6  # of a feature as it is reported
-LIMIT = 10.0  # standardised values beyond this many deviations are cut
-SMALLEST_DEVIATION = 1e-30  # of a feature that varies: keeps a division finite
-CONSTANT = 1e-12  # a coordinate of sketches that deviates less does not vary
+LARGEST = 1e6  # reported features beyond it come from a model that has diverged
+LIMIT = 10.0  # standardised values are clipped at so many deviations
+SMALLEST_DEVIATION = 1e-30  # features that vary less are divided by this, which stays finite
+CONSTANT = 1e-12  # coordinates of sketches that vary less count as constant
 
 
 class Observation(NamedTuple):
@@ -51,9 +52,9 @@ def features_of(view: View, kind: str, standardise: bool) -> Tensor:
 
 
 def finite(values: Tensor) -> Tensor:
-    """Replace by zero what no model that learns reports: NaN, infinity, and beyond `LARGEST`.
+    """Replace NaN, infinity and values beyond `LARGEST` by zero.
 
-    A client that diverged must not spoil the others.
+    Only a client whose model has diverged reports them, and it must not spoil the others.
     """
     is_plausible = values.abs() <= LARGEST  # false for NaN
     return torch.where(is_plausible, values, 0.0)

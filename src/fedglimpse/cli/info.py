@@ -89,7 +89,9 @@ def data_status() -> None:
 
 @data_app.command("fetch", cls=PlainCommand)
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="cifar10, fashion or har.")],
+    name: Annotated[
+        str, typer.Argument(help="A dataset that can be downloaded: cifar10, fashion or har.")
+    ],
     base_url: Annotated[
         str | None, typer.Option(help="Download from this folder of a mirror instead.")
     ] = None,

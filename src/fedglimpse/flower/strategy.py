@@ -3,10 +3,10 @@
     strategy = GlimpseStrategy({"method": "glimpse", "data.clients": 10}, problem, out="run")
     result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=5)
 
-A user's mistake ends in one sentence, as on the command line. Flower takes an exception of a server
-app as the failure of its run, and writes the traceback to the log. The failure is right and stays:
-a `SystemExit` would end the process without a word to the SuperLink, and Flower's simulation would
-count it as success. The traceback tells a user nothing, so the sentence replaces it.
+A user's mistake ends in one sentence, as on the command line. Flower treats an exception in a
+server app as a failed run and logs its traceback. We still raise, so that the run counts as failed
+(after a `SystemExit` the SuperLink would learn nothing, and Flower's simulation would report
+success), but a filter on Flower's logger replaces the traceback by the sentence.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class GlimpseStrategy(Strategy):
         result = Result(arrays=ArrayRecord(model.state_dict()))
         for record in self.finished.records:
             _add_to_result(result, record)
-        if evaluate_fn is not None:
+        if evaluate_fn is not None:  # the user's own evaluation replaces that of the last round
             metrics = evaluate_fn(config.rounds, result.arrays)
             if metrics is not None:
                 result.evaluate_metrics_serverapp[config.rounds] = metrics

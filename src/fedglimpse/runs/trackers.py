@@ -135,7 +135,7 @@ class LiveLog:
         """Pass on the metrics of a round, one record for each seed."""
         for record in records:
             metrics = metrics_of(record)
-            sinks = self.sinks[record["seed"]]
+            sinks = self.sinks.get(record["seed"], [])
             for sink in list(sinks):
                 try:
                     sink.write(record["round"], metrics)

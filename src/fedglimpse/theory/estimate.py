@@ -1,5 +1,7 @@
-"""The terms of Theorem 1 at one stored model, from gradients of all clients.
+"""The terms of the paper's convergence bound (Hou et al., Theorem 1) at one stored model.
 
+docs/theory.md states the theorem and its symbols: F is the mean loss of all clients, F_C of the
+visible and F_S of the chosen ones. [d] is a whole state, [P] its parameters, which come first.
 Gradients are taken in evaluation mode, as in `simulation/evaluation.py`: BatchNorm uses its running
 statistics, so that a client's gradient is the mean of those of its batches.
 """
@@ -154,6 +156,7 @@ class LaneProbe:
             length = step.norm()
             if not float(length):
                 continue
+            # the same draw as before, so on the same examples
             after = self._client_gradient(state - step, client, round_num, LARGE_BATCH)
             change = after.gradient - before.gradient
             largest = max(largest, float(change.norm() / length))
@@ -211,6 +214,7 @@ def client_gradient(
         loss += float(share) * batch_loss
         gradients.append(gradient)
         shares.append(share)
+        # The only example of a client counts, so that its noise is 0 and not undefined.
         is_step.append(len(batch_y) > 1 or not is_step)
     of_batches = torch.stack(gradients)  # [batches, P]
     weights = torch.stack(shares).to(of_batches)  # [batches]
@@ -247,9 +251,10 @@ def random_deviation(spread: float, visible: int, selected: int) -> float:
 def implied_q(gradients: Tensor, q: Tensor) -> dict[str, float | None]:
     """Return Delta_Q, mu and L_Q that the Q-values of one round imply.
 
-    The best client stands for v*: mu is the largest constant for which quadratic growth holds at
-    all others, L_Q the smallest for which the smoothness inequality does. Delta_Q takes the mean
-    Q-value for Q(grad F_C), which the network never computed.
+    The theorem compares clients with v*, where Q is largest; here that is the client with the
+    largest Q-value. mu is the largest constant for which quadratic growth holds at all others, L_Q
+    the smallest for which the smoothness inequality does. Delta_Q uses the mean Q-value instead of
+    Q(grad F_C), since the Q-network is never asked about a mean gradient.
 
     Args:
         gradients: of the clients.  # [V, P]
@@ -260,8 +265,8 @@ def implied_q(gradients: Tensor, q: Tensor) -> dict[str, float | None]:
     apart = distance > 0
     if not bool(apart.any()):
         return {"delta_q": None, "mu": None, "l_q": None}
-    loss_of_q = q[best] - q[apart]
-    ratios = 2 * loss_of_q / distance[apart]
+    q_gap = q[best] - q[apart]
+    ratios = 2 * q_gap / distance[apart]
     return {
         "delta_q": float(q[best] - q.mean()),
         "mu": float(ratios.min()),
@@ -280,7 +285,7 @@ def _terms_of_q(
         if client not in record["rejected"]:
             scored.append(row)
     q = record.get("q")
-    if q is None or len(q) != len(scored):
+    if q is None or len(q) != len(scored):  # the Q-values of other clients than these
         return {}
     return implied_q(gradients[scored], torch.tensor(q, dtype=torch.double))
 

@@ -1,4 +1,8 @@
-"""Theory panels as tables that read well in a terminal and in Markdown."""
+"""Theory panels as tables that read well in a terminal and in Markdown.
+
+The keys of `QUANTITIES` and `TERMS` are fields of `Measurement` and of the bound's terms; the
+symbols, and what is repaired in the printed bound, are explained in docs/theory.md.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ TERMS = {  # field of Terms -> its row
 }
 FIGURES: Mapping[str, Callable[[LanePanel], float | None]] = {  # rows below the terms
     "measured: mean ‖∇F‖²": lambda lane: lane.measured,
-    "largest G², which ‖∇F‖² cannot pass": lambda lane: lane.constants.second_moment,
+    "largest G², a limit of ‖∇F‖²": lambda lane: lane.constants.second_moment,
     "L k η, must be at most 1": lambda lane: lane.step_condition,
     "deviation ÷ random choice": lambda lane: lane.relative_deviation,
     "Lemma 4, each round's own μ and L_Q": lambda lane: lane.lemma_4_by_round,

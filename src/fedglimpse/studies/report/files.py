@@ -1,4 +1,4 @@
-"""The files of a report."""
+"""The files of a report: page, tables, LaTeX, one line per run (`seeds.csv`), stored study."""
 
 from __future__ import annotations
 

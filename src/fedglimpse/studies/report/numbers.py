@@ -11,7 +11,7 @@ PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """Write a share as percent, without the sign."""
+    """Write a share as percent, without the percent sign."""
     return "–" if value is None else f"{100 * value:.{digits}f}"
 
 
@@ -21,7 +21,7 @@ def signed(value: float, digits: int = 1) -> str:
 
 
 def interval(difference: Difference) -> str:
-    """Write `+1.2 [+0.3, +2.0]` in points, with the interval that decides about significance."""
+    """Write `+1.2 [+0.3, +2.0]` in points, with the interval that the verdict is based on."""
     text = signed(difference.mean)
     if difference.low is None or difference.high is None:
         return text
@@ -45,7 +45,7 @@ def mean_and_std(spread: Spread) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """Write an amount with a prefix: 1.2 GB, 340 GFLOP; plain numbers without a unit.
+    """Write an amount with a prefix: 1.20 GB, 340 GFLOP; plain numbers without a unit.
 
     Args:
         value: what to write.

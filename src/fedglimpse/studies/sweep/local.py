@@ -1,4 +1,7 @@
-"""Running the packs of a sweep on this machine, one after another."""
+"""Running the packs of a sweep on this machine, one after another.
+
+A pack is a group of cells (one run each) that share a world, so that their clients train together.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,17 @@ from fedglimpse.studies.sweep.plan import Cell
 from fedglimpse.studies.sweep.progress import SweepProgress
 from fedglimpse.studies.sweep.stop import Stop
 
-# Of a CPU, whatever the machine: threads change the last bits of sums, and packs run side by side.
+# A pack always computes with one thread of a CPU: more threads change the last bits of sums, so
+# results would depend on the machine. Cores are used by running several packs side by side.
 CORES_OF_PACK = 1
-ORPHAN_SECONDS = 30.0  # until a worker whose sweep was killed has surely ended
+ORPHAN_SECONDS = 30.0  # after so long a worker whose sweep was killed has ended, too
 
 Run = tuple[Config, Path]  # a configuration and its run folder
 
 
 @dataclass(frozen=True)
 class PackEnd:
-    """How a pack ended; without an entry, all of its rounds are done."""
+    """How a pack ended; by default all of its rounds are done."""
 
     stopped: bool = False  # it was asked to, and can be resumed
     reason: str = ""  # why it failed
@@ -83,7 +87,7 @@ def run_pack(
             if _is_failed_write(error):
                 raise
             reason = reason_of(error)
-            # Here, because `error` still refers to memory of the GPU, which a lost GPU cannot free.
+            # Checked while `error` is alive: it holds tensors, which a lost GPU cannot free.
             check_device(reason)
             return PackEnd(reason=reason)
 

@@ -3,6 +3,9 @@
 `--only` picks cells, `--without` leaves out runs that other studies have finished, `--reuse` copies
 finished cells from other sweeps. Two cells are the same run if everything that results depend on is
 the same, including the user's own code, whatever their settings and variants are called.
+
+A cell is one run of one seed; its state is that of its folder: new, begun, done or failed. A pack
+is a group of cells that share a world, so that their clients train together.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Running the packs of a sweep in several processes on this machine.
 
+A pack is a group of cells (one run each) that share a world, so that their clients train together.
 Packs are the same as in one process, with one thread each, so the results are the same to the last
 bit. Workers write only into the folders of their cells; everything else is written here.
 """
@@ -118,7 +119,8 @@ class _WorkersSession:
         self.rounds_at_death[name] = rounds
         self.deaths[name] += 1
         if self.deaths[name] <= RETRIES:
-            return [self.folder.left(pack)]
+            cells = self.folder.left(pack)
+            return [cells] if cells else []  # none: it died after the last round of all
         self.deaths[name] = 0
         return self.folder.split_failed_pack(pack, DIED)
 
