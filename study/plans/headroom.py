@@ -144,7 +144,9 @@ def scores_on(world: World, r: int, states: Tensor, rows: slice) -> Tensor:
     found = world.evaluator.scores(
         states, x.expand(len(states), *x.shape), y.expand(len(states), -1)
     )
-    return torch.tensor([world.lanes[r].reward.score(one) for one in found]).double()
+    if world.lanes[r].reward.metric == "f1":
+        return torch.tensor([one.macro_f1 for one in found]).double()
+    return torch.tensor([one.accuracy for one in found]).double()
 
 
 def additive_share(scores: Tensor, subsets: Tensor, num: int) -> float:

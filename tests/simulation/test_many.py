@@ -8,8 +8,11 @@ import torch
 from fedglimpse import rng
 from fedglimpse.federation.models import digits_mlp, fashion_cnn, har_mlp
 from fedglimpse.federation.state import Layout
-from fedglimpse.simulation.evaluation import Evaluator, ManyModels, StackedMany, in_even_pieces
+from fedglimpse.simulation.cuda.memory import in_even_pieces
+from fedglimpse.simulation.evaluation import Evaluator
+from fedglimpse.simulation.trainers.choose import stacked_models
 
+CPU = torch.device("cpu")
 CASES = {
     "har": (har_mlp, (561,)),
     "digits": (digits_mlp, (1, 8, 8)),
@@ -34,7 +37,7 @@ def test_logits_losses_scores_and_gradients(case: str) -> None:
     y = torch.randint(0, 6, (3, 40), generator=draw)
     classes = 6 if case == "har" else 10
     slow = Evaluator(model, classes)
-    fast = Evaluator(build(), classes, many=ManyModels(layout, StackedMany(model, "fp32")))
+    fast = Evaluator(build(), classes, many=stacked_models(model, CPU, "fp32"))
     alone = torch.stack([slow.logits(s, own) for s, own in zip(states, x, strict=True)])
     torch.testing.assert_close(fast.logits_of(states, x), alone, rtol=1e-4, atol=1e-5)
     for ours, theirs in zip(fast.scores(states, x, y), slow.scores(states, x, y), strict=True):
@@ -61,7 +64,7 @@ def test_nothing_asked_nothing_answered() -> None:
 
 def test_even_pieces_are_few_sizes_and_the_same_gradients() -> None:
     model = har_mlp()
-    many = ManyModels(Layout.of(model), StackedMany(model, "fp32"))
+    many = stacked_models(model, CPU, "fp32")
     states = Layout.of(model).read(model).expand(2, -1)
     draw, rooms = torch.Generator().manual_seed(0), set()
     for n in (1, 7, 64, 100, 333):

@@ -97,7 +97,7 @@ def test_scores_are_awaited_after_the_next_training_is_launched(
     launched_before: list[int] = []  # trainings, each time that scores are awaited
     wait = PendingScores.wait
 
-    def noted(scores: PendingScores) -> list[Scores]:
+    def noted(scores: PendingScores) -> dict[int, Scores]:
         launched_before.append(events.count("launched"))
         return wait(scores)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 import torch
 
@@ -49,22 +48,40 @@ def check_precision(device: torch.device, precision: Precision) -> None:
         )
 
 
-@contextmanager
-def numerics(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Run the block in `precision`; settings outside it stay as they were."""
+def numerics(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """Return a context whose block runs in `precision`; settings outside it stay as they were.
+
+    It can be entered again and again, but not inside itself.
+    """
     if device.type == "cpu":
-        yield
-        return
-    matmul = torch.backends.cuda.matmul.allow_tf32
-    cudnn = torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    try:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = matmul
-        torch.backends.cudnn.allow_tf32 = cudnn
+        return nullcontext()
+    return _GpuNumerics(device, precision)
+
+
+class _GpuNumerics(AbstractContextManager[None]):
+    """Tensor cores and bfloat16 on or off."""
+
+    def __init__(self, device: torch.device, precision: Precision) -> None:
+        self._allow_tf32 = precision != "fp32"
+        self._autocast = torch.autocast(
+            device.type,
+            dtype=torch.bfloat16,
+            enabled=precision == "bf16",
+        )
+        self._matmul_before = False
+        self._cudnn_before = False
+
+    def __enter__(self) -> None:
+        self._matmul_before = torch.backends.cuda.matmul.allow_tf32
+        self._cudnn_before = torch.backends.cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = self._allow_tf32
+        torch.backends.cudnn.allow_tf32 = self._allow_tf32
+        self._autocast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._autocast.__exit__(*error)
+        torch.backends.cuda.matmul.allow_tf32 = self._matmul_before
+        torch.backends.cudnn.allow_tf32 = self._cudnn_before
 
 
 def keeps_lanes_separate(device: torch.device) -> bool:

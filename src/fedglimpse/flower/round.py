@@ -276,14 +276,14 @@ class DeviceRound:
         self.log.weights = weights.tolist()
         proxy_x, proxy_y = deployment.problem.proxy
         scores = deployment.evaluator.score(deployment.state, proxy_x, proxy_y)
-        reward, reward_per_class = deployment.reward.update(scores)
+        reward = deployment.reward.update(scores)
         return Outcome(
             round_num=self.round_num,
             selected=ids,
-            reward=reward,
-            score=deployment.reward.score(scores),
+            reward=reward.total,
+            score=reward.score,
             per_class=scores.per_class_f1,
-            reward_per_class=reward_per_class,
+            reward_per_class=reward.per_class,
             weights=weights.float(),
             reports=_named(reports, method.selector.learns_from),
         )

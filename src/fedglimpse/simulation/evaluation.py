@@ -1,17 +1,18 @@
 """Passes of models over examples, without training: logits, scores, losses, gradients, the reward.
 
 `Evaluator` runs states of one model one by one, the readable twin, or many at once by `ManyModels`.
-There are two kinds of such passes: `StackedMany` on `simulation/trainers/stacked.py`, and on a GPU
-with Triton the kernels of `simulation/cuda/`. `Scores` are what a model is worth on a set of
-examples; `Reward` smooths the scores of a run.
+There are two kinds of such passes: those of `simulation/trainers/stacked.py`, and on a GPU with
+Triton the kernels of `simulation/cuda/`. `Scores` are what a model is worth on a set of examples;
+`Reward` smooths the scores of a run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,22 +23,20 @@ from torch.nn.utils.rnn import pad_sequence
 from fedglimpse.data.dataset import as_input
 from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
-from fedglimpse.simulation.cuda.memory import smaller_until_it_fits
-from fedglimpse.simulation.trainers.stacked import StackedModel
+from fedglimpse.simulation.cuda.memory import (
+    fitting_examples,
+    in_even_pieces,
+    smaller_until_it_fits,
+)
 
 # One state at a time: examples of a forward pass.
 CPU_BATCH = 200  # larger batches page-fault on a CPU
 GPU_BATCH = 5000
 GRADIENT_BATCH = 200
 
-# Many states at once: examples of all states together in a forward pass.
-CPU_EXAMPLES = 4000
-GPU_EXAMPLES = 16_000
-GPU_FLAT_EXAMPLES = 128_000  # of inputs that are not images
+# Many states at once: `cuda/memory.py` has the numbers of a GPU.
+CPU_EXAMPLES = 4000  # of all states together in a forward pass
 GRADIENT_FACTOR = 4  # times fewer examples where activations are kept
-SMALL_GPU = 2**35  # bytes of a GPU that takes so many examples; larger ones take more,
-LARGEST_GPU_FACTOR = 4  # up to so many times as many
-LARGEST_INDEX = 2**31 // 256  # of one state's pixels in a pass: kernels count 256 channels of them
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,20 @@ class Scores:
 
 
 class PendingScores:
-    """Scores of S models that a GPU may still be computing."""
+    """Scores of the models of S lanes that a GPU may still be computing."""
 
-    def __init__(self, logits: Tensor, y: Tensor, num_classes: int) -> None:
+    def __init__(self, lanes: Sequence[int], logits: Tensor, y: Tensor) -> None:
         """Count the predictions; on a GPU this only starts the work.
 
         Args:
-            logits: of every model on its examples.  # [S, n, C]
+            lanes: positions of S lanes.
+            logits: of every lane's model on its examples.  # [S, n, C]
             y: their labels.  # [S, n]
-            num_classes: C.
         """
-        num_models = y.shape[0]
+        num_models, num_examples, num_classes = logits.shape
+        self.lanes = lanes
+        self.num_examples = num_examples
         self.num_classes = num_classes
-        self.num_examples = y.shape[1]
         # The examples of every model by true and predicted class, counted in one flat table.
         model = torch.arange(num_models, device=y.device)[:, None]  # [S, 1]
         first_cells = (model * num_classes + y) * num_classes  # [S, n] of the row of the true class
@@ -85,8 +85,8 @@ class PendingScores:
         if self._numbers.is_cuda:
             self._numbers, self._has_arrived = start_copy_to_cpu(self._numbers)
 
-    def wait(self) -> list[Scores]:
-        """Wait for the device; returns the scores of each model."""
+    def wait(self) -> dict[int, Scores]:
+        """Wait for the device; returns the scores by lane."""
         if self._has_arrived is not None:
             self._has_arrived.synchronize()
         shape = (self.num_classes, self.num_classes)
@@ -105,7 +105,8 @@ class PendingScores:
             loss.tolist(),
             shares.float().unbind(),
         )
-        return [Scores(*values) for values in zip(*columns, strict=True)]
+        scores = [Scores(*values) for values in zip(*columns, strict=True)]
+        return dict(zip(self.lanes, scores, strict=True))
 
 
 def example_losses(logits: Tensor, y: Tensor) -> Tensor:
@@ -149,9 +150,14 @@ class Evaluator:
         """
         self.layout = Layout.of(model)
         self.num_classes = num_classes
-        self.precision = precision
         self.many = many
+        # Logits [S, n, C] of states [S, d], each on its own raw examples [S, n, *shape]; these have
+        # stride 0 in front where all states share them.
+        self.logits_of: Callable[[Tensor, Tensor], Tensor] = self._logits_one_by_one
+        if many is not None:
+            self.logits_of = many.logits
         self.device = next(model.parameters()).device
+        self.numerics = numerics(self.device, precision)
         self.format = torch.contiguous_format
         if channels_last:
             self.format = torch.channels_last
@@ -167,7 +173,7 @@ class Evaluator:
         inputs = as_input(batch)
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=self.format)
-        with numerics(batch.device, self.precision):
+        with self.numerics:
             return self.model(inputs)
 
     @torch.no_grad()
@@ -235,16 +241,7 @@ class Evaluator:
         padded_y = pad_sequence(list(ys), batch_first=True)
         return self.many.gradients(states, padded_x, padded_y, sizes)
 
-    @torch.no_grad()
-    def logits_of(self, states: Tensor, x: Tensor) -> Tensor:
-        """Return the logits `[S, n, C]` of states `[S, d]`, each on its own examples.
-
-        Args:
-            states: S of them.  # [S, d]
-            x: raw examples; with stride 0 in front where all states share them.  # [S, n, *shape]
-        """
-        if self.many is not None:
-            return self.many.logits(states, x)
+    def _logits_one_by_one(self, states: Tensor, x: Tensor) -> Tensor:
         logits: list[Tensor] = []
         for state, state_x in zip(states, x, strict=True):
             logits.append(self.logits(state, state_x))
@@ -265,7 +262,8 @@ class Evaluator:
     def scores(self, states: Tensor, x: Tensor, y: Tensor) -> list[Scores]:
         """Return the scores of states `[S, d]` on raw examples `[S, n, *shape]` and labels."""
         logits = self.logits_of(states, x)
-        return PendingScores(logits, y, self.num_classes).wait()
+        pending = PendingScores(range(len(states)), logits, y)
+        return list(pending.wait().values())
 
     def score(self, state: Tensor, x: Tensor, y: Tensor) -> Scores:
         """Return the scores of one state `[d]` on raw examples and labels."""
@@ -275,29 +273,41 @@ class Evaluator:
 class Forward(Protocol):
     """A pass of S models in evaluation mode."""
 
-    def __call__(self, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return logits `[S, B, C]` of stacked tensors `[S, *shape]` on inputs `[S, B, *shape]`."""
+    def __call__(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """Return logits `[S, B, C]` on inputs `[S, B, *shape]` of stacked tensors `[S, *shape]`."""
 
 
 class ManyModels:
     """Runs S states in one pass, in pieces of the examples that fit into memory."""
 
     def __init__(
-        self, layout: Layout, forward: Forward, fixed: frozenset[str] = frozenset()
+        self,
+        layout: Layout,
+        forward: Forward,
+        numerics: AbstractContextManager[object],
+        fixed: frozenset[str] = frozenset(),
     ) -> None:
-        """Run states of `layout` by `forward`; the gradient of `fixed` parameters is 0."""
+        """Run states of `layout`.
+
+        Args:
+            layout: of the model.
+            forward: runs the passes.
+            numerics: their precision.
+            fixed: parameters whose gradient is 0.
+        """
         self.layout = layout
         self.forward = forward
+        self.numerics = numerics
         self.fixed = fixed
 
     @torch.no_grad()
     def logits(self, states: Tensor, x: Tensor) -> Tensor:
         """Return the logits `[S, n, C]` of states `[S, d]` on raw examples `[S, n, *shape]`."""
         named = self.layout.unpack(states)
-        count = x.shape[1]
-        largest = _examples_in_a_pass(x, 1)
-        if not x.is_cuda and count <= largest:
-            return self.forward(named, as_input(x))
+        num_states, count = x.shape[:2]
+        if not x.is_cuda and num_states * count <= CPU_EXAMPLES:
+            with self.numerics:
+                return self.forward(as_input(x), named)
 
         def in_pieces(largest: int) -> Tensor:
             if x.is_cuda:  # pieces of about equal size
@@ -305,9 +315,11 @@ class ManyModels:
                 largest = max(math.ceil(count / num_pieces), 1)
             logits: list[Tensor] = []
             for piece in x.split(largest, dim=1):
-                logits.append(self.forward(named, as_input(piece)))
+                with self.numerics:
+                    logits.append(self.forward(as_input(piece), named))
             return torch.cat(logits, dim=1)
 
+        largest = _examples_in_a_pass(x, 1)
         if x.is_cuda:
             return smaller_until_it_fits(in_pieces, largest)
         return in_pieces(largest)
@@ -337,7 +349,8 @@ class ManyModels:
                 largest, *tensors = in_even_pieces(largest, x, y, weights)
             columns = [tensor.split(largest, dim=1) for tensor in tensors]
             for piece_x, piece_y, piece_weights in zip(*columns, strict=True):
-                logits = self.forward(named, as_input(piece_x))
+                with self.numerics:
+                    logits = self.forward(as_input(piece_x), named)
                 losses = example_losses(logits, piece_y).flatten()
                 weighted_loss = (losses * piece_weights.flatten()).sum()
                 gradients = torch.autograd.grad(weighted_loss, leaves)
@@ -353,45 +366,6 @@ class ManyModels:
         return gradients
 
 
-class StackedMany:
-    """Passes of `StackedModel` with every layer in evaluation mode."""
-
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
-        self.stacked = StackedModel(model)
-        self.precision = precision
-
-    def __call__(self, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return logits `[S, B, C]`."""
-        with numerics(x.device, self.precision):
-            return self.stacked.forward(
-                x,
-                state,
-                None,
-                frozen=self.stacked.names,
-            )
-
-
-def in_even_pieces(
-    largest: int, x: Tensor, y: Tensor, weights: Tensor
-) -> tuple[int, Tensor, Tensor, Tensor]:
-    """Return a power of two, at most `largest`, and examples that divide into pieces of it.
-
-    A GPU's kernels for gradients are compiled for the size of a piece, which takes seconds: so few
-    different sizes, whatever the number of clients and their examples. Padding has weight 0.
-    """
-    count = x.shape[1]
-    power_below_largest = 1 << (largest.bit_length() - 1)
-    power_above_count = 1 << (count - 1).bit_length()
-    size = min(power_below_largest, power_above_count)
-    padding = -count % size
-    padded: list[Tensor] = []
-    for tensor in (x, y, weights):
-        shape = (len(tensor), padding, *tensor.shape[2:])
-        zeros = tensor.new_zeros(shape)
-        padded.append(torch.cat([tensor, zeros], dim=1))
-    return size, padded[0], padded[1], padded[2]
-
-
 def _examples_in_a_pass(x: Tensor, factor: int) -> int:
     """Return how many examples of every state go into one pass.
 
@@ -399,19 +373,18 @@ def _examples_in_a_pass(x: Tensor, factor: int) -> int:
         x: the examples.  # [S, n, *shape]
         factor: divides what fits into a forward pass.
     """
-    limit = CPU_EXAMPLES
     if x.is_cuda:
-        limit = GPU_FLAT_EXAMPLES if x.dim() == 3 else GPU_EXAMPLES
-        memory = torch.cuda.get_device_properties(x.device).total_memory
-        usable = memory * torch.cuda.get_per_process_memory_fraction(x.device)
-        times_larger = max(int(usable / SMALL_GPU), 1)
-        limit *= min(times_larger, LARGEST_GPU_FACTOR)
+        return fitting_examples(x, factor)
     num_states = max(len(x), 1)
-    examples = limit // (factor * num_states)
-    if x.is_cuda and x.dim() == 5:  # images [S, n, C, H, W]
-        pixels = x.shape[3] * x.shape[4]
-        examples = min(examples, LARGEST_INDEX // pixels)
-    return max(examples, 1)
+    return max(CPU_EXAMPLES // (factor * num_states), 1)
+
+
+class RewardOfRound(NamedTuple):
+    """What the proxy scores of a round are worth."""
+
+    score: float  # M, the unsmoothed metric
+    total: float
+    per_class: Tensor  # [C]
 
 
 @dataclass
@@ -423,9 +396,9 @@ class Reward:
     total: float = 0.0
     per_class: Tensor | None = None  # [C]
 
-    def update(self, scores: Scores) -> tuple[float, Tensor]:
-        """Take in the newest proxy scores; returns the scalar and the per-class reward."""
-        score = self.score(scores)
+    def update(self, scores: Scores) -> RewardOfRound:
+        """Take in the newest proxy scores; returns what they are worth."""
+        score = scores.macro_f1 if self.metric == "f1" else scores.accuracy
         newest = scores.per_class_f1.numpy()
         previous = np.zeros_like(newest)
         if self.per_class is not None:
@@ -434,11 +407,7 @@ class Reward:
         self.total = share * score + (1 - share) * self.total
         smoothed = share * newest + (1 - share) * previous
         self.per_class = torch.from_numpy(smoothed)
-        return self.total, self.per_class
-
-    def score(self, scores: Scores) -> float:
-        """Return M, the unsmoothed metric."""
-        return scores.macro_f1 if self.metric == "f1" else scores.accuracy
+        return RewardOfRound(score, self.total, self.per_class)
 
     def state_dict(self) -> dict[str, Any]:
         """The running values."""

@@ -169,9 +169,6 @@ class LaneRound:
         )
 
 
-ScoresOfLanes = tuple[Sequence[int], PendingScores]  # positions of lanes, and their scores
-
-
 @dataclass(frozen=True)
 class RoundResults:
     """One finished round of all lanes; lanes that leave or restart afterwards do not matter.
@@ -182,27 +179,30 @@ class RoundResults:
 
     lanes: Sequence[Lane]
     rounds: Sequence[LaneRound]
-    proxy_scores: Sequence[ScoresOfLanes]  # of the lanes in which clients were chosen
-    test_scores: Sequence[ScoresOfLanes]  # of the lanes that are evaluated in this round
+    proxy_scores: Sequence[PendingScores]  # of the lanes in which clients were chosen
+    test_scores: Sequence[PendingScores]  # of the lanes that are evaluated in this round
     costs: CostModel
 
     def outcomes(self) -> list[Outcome | None]:
         """Return what selectors learn from, and update the rewards; to be called once."""
         outcomes: list[Outcome | None] = [None] * len(self.lanes)
-        for r, scores in _by_lane(self.proxy_scores).items():
+        proxy_scores: dict[int, Scores] = {}
+        for pending in self.proxy_scores:
+            proxy_scores |= pending.wait()
+        for r, scores in proxy_scores.items():
             lane = self.lanes[r]
             lane_round = self.rounds[r]
             assert lane_round.selected is not None
             learns_from = lane.method.selector.learns_from
             reports = lane_round.reports
-            reward, reward_per_class = lane.reward.update(scores)
+            reward = lane.reward.update(scores)
             outcomes[r] = Outcome(
                 round_num=lane_round.round_num,
                 selected=lane_round.selected,
-                reward=reward,
-                score=lane.reward.score(scores),
+                reward=reward.total,
+                score=reward.score,
                 per_class=scores.per_class_f1,
-                reward_per_class=reward_per_class,
+                reward_per_class=reward.per_class,
                 weights=lane_round.weights.float(),
                 reports={name: reports[name] for name in reports if name in learns_from},
             )
@@ -214,7 +214,9 @@ class RoundResults:
         Args:
             metrics: what each selector's feedback returned.
         """
-        test_scores = _by_lane(self.test_scores)
+        test_scores: dict[int, Scores] = {}
+        for pending in self.test_scores:
+            test_scores |= pending.wait()
         records: list[dict[str, Any]] = []
         for r, lane_metrics in enumerate(metrics):
             record = self._record(r, lane_metrics, test_scores.get(r))
@@ -261,14 +263,6 @@ class RoundResults:
             server_flops=cost.server_flops,
             oracle=True if lane.oracle else None,
         )
-
-
-def _by_lane(pending: Sequence[ScoresOfLanes]) -> dict[int, Scores]:
-    """Wait for scores; returns them by the position of the lane."""
-    by_lane: dict[int, Scores] = {}
-    for positions, scores in pending:
-        by_lane |= zip(positions, scores.wait(), strict=True)
-    return by_lane
 
 
 def step_alone(

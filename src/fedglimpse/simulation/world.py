@@ -33,7 +33,6 @@ from fedglimpse.simulation.lane import (
     Lane,
     LaneRound,
     RoundResults,
-    ScoresOfLanes,
     TrainedClients,
     pick_each,
     step_alone,
@@ -280,9 +279,9 @@ class World:
 
     def _start_scores(
         self, sets: Sequence[EvaluationSet], lanes: Container[int]
-    ) -> list[ScoresOfLanes]:
+    ) -> list[PendingScores]:
         """Start to score the global models of some lanes, given by their positions."""
-        pending: list[ScoresOfLanes] = []
+        pending: list[PendingScores] = []
         for examples in sets:
             rows = [row for row, r in enumerate(examples.positions) if r in lanes]
             if not rows:
@@ -297,8 +296,7 @@ class World:
                 y = y[rows]
             positions = [examples.positions[row] for row in rows]
             logits = self.evaluator.logits_of(self.states[positions], x)
-            scores = PendingScores(logits, y, self.evaluator.num_classes)
-            pending.append((positions, scores))
+            pending.append(PendingScores(positions, logits, y))
         return pending
 
     def retire(self, lanes: Sequence[Lane]) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedglimpse.federation.devices import Precision, numerics
+from fedglimpse.federation.devices import Precision
 from fedglimpse.simulation.cuda.conv import channels_of_kernel, conv3x3, conv3x3_moments
 from fedglimpse.simulation.cuda.dense_step import NO_OFFSETS, dense_with_offset
 from fedglimpse.simulation.cuda.first_layer import first_layer, supported
@@ -320,13 +320,11 @@ class ChannelsLastMany:
         """Take the structure of `model`, which must be of layers that `fits`."""
         self.layers = chain(model)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        self.flags: Precision = "fp32" if precision == "fp32" else "tf32"
 
-    def __call__(self, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Return logits `[S, B, C]`."""
         if x.dim() == 5:
             x = x.permute(0, 1, 3, 4, 2)
         counts = torch.full((len(x),), x.shape[1], device=x.device)
-        with numerics(x.device, self.flags):  # bf16 is written into the pass itself
-            result = forward(self.layers, state, x, counts, self.dtype, training=False)
+        result = forward(self.layers, state, x, counts, self.dtype, training=False)
         return result.logits.float()

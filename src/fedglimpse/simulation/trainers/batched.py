@@ -84,7 +84,7 @@ class BatchedTrainer:
         self.layout = Layout.of(model)
         self.examples = examples
         self.recipe = recipe
-        self.precision = precision
+        self.numerics = numerics(examples.y.device, precision)
         self.max_jobs = max_jobs
 
         self._trainable: list[str] = []  # names of tensors
@@ -119,8 +119,9 @@ class BatchedTrainer:
 
     def train(self, start: Tensor, jobs: TrainingJobs) -> TrainingResults:
         """Train every job; results are in the order of `jobs`."""
-        states = start.new_empty(len(jobs), self.layout.size)
-        sums = LossSums(len(jobs), start.device)
+        num_jobs = jobs.start.shape[0]
+        states = start.new_empty(num_jobs, self.layout.size)
+        sums = LossSums(num_jobs, start.device)
         named_start = self.layout.unpack(start)
         for part, positions in self._waves(jobs):
             positions = positions.to(start.device)
@@ -201,7 +202,7 @@ class BatchedTrainer:
             leaf.requires_grad_()
             state[name] = leaf
             leaves.append(leaf)
-        with numerics(x.device, self.precision):
+        with self.numerics:
             logits = self.stacked.forward(x, state, valid, wave.frozen, wave.dense_step)
             flat_logits = logits.flatten(0, 1)
             flat_losses = F.cross_entropy(flat_logits, y.flatten(), reduction="none")
@@ -233,6 +234,6 @@ class BatchedTrainer:
         """Return each example's distillation loss `[A, B]`; jobs distil from their start."""
         active = len(x)
         state = {name: value[:active] for name, value in teacher.items()}
-        with torch.no_grad(), numerics(x.device, self.precision):
-            target = self.stacked.forward(x, state, None, frozen=self.stacked.names)
+        with torch.no_grad(), self.numerics:
+            target = self.stacked.forward(x, state, frozen=self.stacked.names)
         return distillation(logits, target, temperature[:active])

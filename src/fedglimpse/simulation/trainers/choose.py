@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from fedglimpse.config.schema import EngineConfig, LocalConfig
 from fedglimpse.errors import require
-from fedglimpse.federation.devices import Precision
+from fedglimpse.federation.devices import Precision, numerics
 from fedglimpse.federation.state import Layout
-from fedglimpse.simulation.evaluation import ManyModels, StackedMany
+from fedglimpse.simulation.evaluation import ManyModels
 from fedglimpse.simulation.trainers.batched import BatchedTrainer
 from fedglimpse.simulation.trainers.jobs import Examples, LocalTrainer, TrainingRecipe
 from fedglimpse.simulation.trainers.serial import SerialTrainer
-from fedglimpse.simulation.trainers.stacked import unstackable
+from fedglimpse.simulation.trainers.stacked import StackedModel, unstackable
 
 
 def recipe_of(local: LocalConfig, images: bool) -> TrainingRecipe:
@@ -120,14 +121,22 @@ def many_models(
     slow_when_stacked = device.type == "cpu" and has_convolutions(model)
     if slow_when_stacked or unstackable(model, shape):
         return None
-    layout = Layout.of(model)
     if device.type == "cuda" and _has_triton():
         from fedglimpse.simulation.cuda.channels_last import ChannelsLastMany, fits
 
         if fits(model):
-            return ManyModels(layout, ChannelsLastMany(model, precision))
-    frozen: set[str] = set()
+            flags: Precision = "fp32" if precision == "fp32" else "tf32"
+            forward = ChannelsLastMany(model, precision)  # bf16 is written into the pass itself
+            return ManyModels(Layout.of(model), forward, numerics(device, flags))
+    return stacked_models(model, device, precision)
+
+
+def stacked_models(model: nn.Module, device: torch.device, precision: Precision) -> ManyModels:
+    """Return passes of `StackedModel` with every layer in evaluation mode."""
+    stacked = StackedModel(model)
+    forward = partial(stacked.forward, frozen=stacked.names)
+    fixed: set[str] = set()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            frozen.add(name)
-    return ManyModels(layout, StackedMany(model, precision), frozenset(frozen))
+            fixed.add(name)
+    return ManyModels(Layout.of(model), forward, numerics(device, precision), frozenset(fixed))

@@ -55,7 +55,7 @@ class SerialTrainer:
         self.blocks = blocks_of(model)
         self.examples = examples
         self.recipe = recipe
-        self.precision = precision
+        self.numerics = numerics(examples.y.device, precision)
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = cast(nn.Module, model.to(memory_format=self.format))  # type: ignore[call-overload]
 
@@ -111,7 +111,7 @@ class SerialTrainer:
             y = batch.y[0]
             if x.dim() == 4:
                 x = x.contiguous(memory_format=self.format)
-            with numerics(x.device, self.precision):
+            with self.numerics:
                 logits = self.model(x)
                 losses = F.cross_entropy(logits, y, reduction="none")  # [B]
             loss = losses.mean()
@@ -129,7 +129,7 @@ class SerialTrainer:
         self, loss: Tensor, logits: Tensor, teacher: nn.Module, x: Tensor, job: TrainingJobs
     ) -> Tensor:
         """Mix the loss with distillation from `teacher`."""
-        with torch.no_grad(), numerics(x.device, self.precision):
+        with torch.no_grad(), self.numerics:
             target = teacher(x)
         distances = distillation(logits, target, job.temperature[0])  # [B]
         share = job.distill[0]

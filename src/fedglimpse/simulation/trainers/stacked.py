@@ -103,7 +103,7 @@ def _scores_agree(model: nn.Module, shape: Sequence[int]) -> bool:
         state[name] = torch.stack([value, value])
     inputs = torch.stack([x, x])
     try:
-        scores = stacked.forward(inputs, state, None, frozen=stacked.names)
+        scores = stacked.forward(inputs, state, frozen=stacked.names)
     except (RuntimeError, ValueError, IndexError):
         return False
     if scores.shape != (2, *expected.shape):
@@ -141,8 +141,12 @@ class StackedModel:
                 "build the model from nn.Sequential with the layers listed in docs/simulator.md.",
                 key="engine.trainer",
             )
-        self.layers: list[StackedLayer] = []
-        for name, module in chain(model):
+        layers = chain(model)
+        self.flattens_first = bool(layers) and isinstance(layers[0][1], nn.Flatten)
+        if self.flattens_first:
+            del layers[0]
+        self.layers: list[StackedLayer] = []  # those after a first `Flatten`
+        for name, module in layers:
             layer = StackedLayer(
                 name=name,
                 module=module,
@@ -158,7 +162,7 @@ class StackedModel:
         self,
         x: Tensor,
         state: Tensors,
-        valid: Tensor | None,
+        valid: Tensor | None = None,
         frozen: frozenset[str] = frozenset(),
         dense_step: InPlaceStep | None = None,
     ) -> Tensor:
@@ -176,19 +180,17 @@ class StackedModel:
         """
         jobs = x.shape[0]
         if x.dim() == 5:
-            x = fold(x)
+            x = x.flatten(2) if self.flattens_first else fold(x)
         for layer in self.layers:
             tensors = {key: state[name] for key, name in layer.tensor_names.items()}
             is_frozen = layer.name in frozen
             if dense_step is not None and layer.can_step_in_place and not is_frozen:
-                weight = tensors["weight"]
-                bias = tensors.get("bias")
-                x = _SteppingLinear.apply(x, weight, bias, dense_step.lr, dense_step.token)
+                x = _SteppingLinear.apply(x, tensors, dense_step.lr, dense_step.token)
             elif layer.arithmetic is None:
                 x = layer.module(x)
             else:
                 forward_pass = Pass(jobs, valid, is_frozen)
-                x = layer.arithmetic(layer.module, tensors, x, forward_pass)
+                x = layer.arithmetic(x, tensors, layer.module, forward_pass)
         return x
 
 
@@ -228,18 +230,15 @@ class Pass(NamedTuple):
     is_frozen: bool  # the layer is in evaluation mode
 
 
-# Takes a layer, its tensors `[J, *shape]`, its input and the pass, and returns its output. Images
-# are `[B, J*C, H, W]`, everything else `[J, B, ...]`.
-Arithmetic = Callable[[Any, Tensors, Tensor, Pass], Tensor]
+# Takes the input of a layer, its tensors `[J, *shape]`, the layer and the pass, and returns the
+# layer's output. Images are `[B, J*C, H, W]`, everything else `[J, B, ...]`.
+Arithmetic = Callable[[Tensor, Tensors, Any, Pass], Tensor]
 
 
-def _linear(layer: nn.Linear, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
-    return _product(x, tensors["weight"], tensors.get("bias"))
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, tensors: Tensors, *_: object) -> Tensor:
     """Multiply `[J, B, F_in]` with weights `[J, F_out, F_in]`."""
-    transposed = weight.transpose(1, 2)
+    transposed = tensors["weight"].transpose(1, 2)
+    bias = tensors.get("bias")
     if bias is None:
         return torch.bmm(x, transposed)
     return torch.baddbmm(bias[:, None], x, transposed)
@@ -253,35 +252,34 @@ class _SteppingLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lr: float, token: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, tensors: Tensors, lr: float, token: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.weight = weight
-        ctx.bias = bias
+        ctx.tensors = tensors
         ctx.lr = lr
-        return _product(x, weight, bias)
+        return _linear(x, tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
         (x,) = ctx.saved_tensors
+        weight = ctx.tensors["weight"]
+        bias = ctx.tensors.get("bias")
         grad_of_x = None
         if ctx.needs_input_grad[0]:
-            grad_of_x = torch.bmm(grad, ctx.weight)  # before the weights move
+            grad_of_x = torch.bmm(grad, weight)  # before the weights move
         transposed = grad.transpose(1, 2)
-        ctx.weight.baddbmm_(transposed, x, alpha=-ctx.lr)
-        if ctx.bias is not None:
-            ctx.bias.sub_(grad.sum(1), alpha=ctx.lr)
-        return grad_of_x, None, None, None, None
+        weight.baddbmm_(transposed, x, alpha=-ctx.lr)
+        if bias is not None:
+            bias.sub_(grad.sum(1), alpha=ctx.lr)
+        return grad_of_x, None, None, None
 
 
-def _flatten(layer: nn.Flatten, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
+def _flatten(x: Tensor, tensors: Tensors, layer: nn.Flatten, forward_pass: Pass) -> Tensor:
     if x.dim() == 4:
         x = unfold(x, forward_pass.jobs)
     return x.flatten(2)
 
 
-def _convolution(layer: nn.Conv2d, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
+def _convolution(x: Tensor, tensors: Tensors, layer: nn.Conv2d, forward_pass: Pass) -> Tensor:
     """One group of channels for each client."""
     weight = tensors["weight"].flatten(0, 1)
     bias = tensors.get("bias")
@@ -298,7 +296,7 @@ def _convolution(layer: nn.Conv2d, tensors: Tensors, x: Tensor, forward_pass: Pa
     )
 
 
-def _group_norm(layer: nn.GroupNorm, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
+def _group_norm(x: Tensor, tensors: Tensors, layer: nn.GroupNorm, forward_pass: Pass) -> Tensor:
     jobs = forward_pass.jobs
     is_image = x.dim() == 4
     if not is_image:
@@ -313,11 +311,11 @@ def _group_norm(layer: nn.GroupNorm, tensors: Tensors, x: Tensor, forward_pass: 
     return out if is_image else unfold(out, jobs)
 
 
-def _batch_norm(layer: BatchNorm, tensors: Tensors, x: Tensor, forward_pass: Pass) -> Tensor:
+def _batch_norm(x: Tensor, tensors: Tensors, layer: BatchNorm, forward_pass: Pass) -> Tensor:
     """BatchNorm by the batch's statistics, or by running ones where frozen."""
     is_frozen = forward_pass.is_frozen
     if forward_pass.valid is not None and not is_frozen:
-        return _masked_batch_norm(layer, tensors, x, forward_pass.valid)
+        return _masked_batch_norm(x, tensors, layer, forward_pass.valid)
     mean = tensors["running_mean"]
     var = tensors["running_var"]
     is_image = x.dim() == 4
@@ -336,7 +334,7 @@ def _batch_norm(layer: BatchNorm, tensors: Tensors, x: Tensor, forward_pass: Pas
     return out if is_image else unfold(out, forward_pass.jobs)
 
 
-def _masked_batch_norm(layer: BatchNorm, tensors: Tensors, x: Tensor, valid: Tensor) -> Tensor:
+def _masked_batch_norm(x: Tensor, tensors: Tensors, layer: BatchNorm, valid: Tensor) -> Tensor:
     """BatchNorm whose statistics come from real examples only."""
     jobs, batch = valid.shape
     is_image = x.dim() == 4
