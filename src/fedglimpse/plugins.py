@@ -52,6 +52,29 @@ class ImportedOnUse:
         return getattr(importlib.import_module(self._name), attribute)
 
 
+class UntrustedCode(UserError):
+    """Stored results name a user's module, which reading them does not import."""
+
+
+_imports_are_refused = False
+
+
+@contextmanager
+def importing_no_own_code(refused: bool = True) -> Iterator[None]:
+    """Let `load_callable` refuse to import anything: the results that are read may be anybody's.
+
+    Args:
+        refused: False changes nothing.
+    """
+    global _imports_are_refused
+    before = _imports_are_refused
+    _imports_are_refused = before or refused
+    try:
+        yield
+    finally:
+        _imports_are_refused = before
+
+
 def load_callable(name: str, key: str) -> Callable[..., Any]:
     """Import `package.module:name`, looking in the working directory too.
 
@@ -62,6 +85,12 @@ def load_callable(name: str, key: str) -> Callable[..., Any]:
         key: the setting that has this value, to name in errors.
     """
     module_name, _, attribute = name.partition(":")
+    if _imports_are_refused:
+        raise UntrustedCode(
+            f"{key}={name} is code of whoever made these results, which is not imported to read "
+            "them: if you trust it, add --trust.",
+            key=key,
+        )
     module = _import(module_name, name, key)
     function = getattr(module, attribute, None)
     if not callable(function):
@@ -83,6 +112,8 @@ def code_of(name: str) -> Code | None:
     """
     module_name = name.partition(":")[0]
     module = sys.modules.get(module_name)
+    if module is None and _imports_are_refused:
+        return None  # to find a module imports the packages that hold it
     if module is None:
         with _working_directory_first(), suppress(Exception):  # `load_callable` reports errors
             spec = importlib.util.find_spec(module_name)

@@ -11,8 +11,8 @@ import typer
 from fedglimpse.cli.bench import bench_command
 from fedglimpse.cli.flower import app as flower_app
 from fedglimpse.cli.info import data_app, doctor, methods, schema
-from fedglimpse.cli.options import PlainCommand, WordsCommand
-from fedglimpse.cli.results import report, theory
+from fedglimpse.cli.options import PlainCommand, ReadingCommand, WordsCommand
+from fedglimpse.cli.results import report, theory, verify
 from fedglimpse.cli.run import compare, run_command, teach_command
 from fedglimpse.cli.sweep import sweep
 from fedglimpse.errors import TOO_LARGE, DeviceLost, UserError, lacks_memory
@@ -33,9 +33,10 @@ app.command("methods", cls=PlainCommand)(methods)
 app.command("schema", cls=PlainCommand)(schema)
 app.command("doctor", cls=PlainCommand)(doctor)
 app.command("sweep", cls=PlainCommand)(sweep)
-app.command("report", cls=PlainCommand)(report)
+app.command("report", cls=ReadingCommand)(report)
 app.command("teach", cls=WordsCommand)(teach_command)
-app.command("theory", cls=PlainCommand)(theory)
+app.command("theory", cls=ReadingCommand)(theory)
+app.command("verify", cls=ReadingCommand)(verify)
 app.command("bench", cls=PlainCommand)(bench_command)
 app.add_typer(flower_app, name="flower")
 

@@ -22,6 +22,7 @@ from fedglimpse.config.loading import load
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.methods import registry
+from fedglimpse.plugins import importing_no_own_code
 
 TABLE_WIDTH = 150  # a narrower terminal wraps lines, but not inside a cell
 SIMILAR_ENOUGH = 0.8  # an option is taken for a misspelt setting from this similarity on
@@ -32,6 +33,10 @@ Words = Annotated[
 ]
 WorkersOption = Annotated[
     str, typer.Option("--workers", help="Processes; auto: one for each core, on a GPU one.")
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import the code that the results name, such as own data."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
@@ -64,6 +69,18 @@ class PlainCommand(TyperCommand):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+class ReadingCommand(PlainCommand):
+    """A command that reads results, perhaps a stranger's: it runs code that they name on --trust.
+
+    Its function takes `trust: Trust`.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the command."""
+        with importing_no_own_code(refused=not ctx.params["trust"]):
+            return super().invoke(ctx)
 
 
 class WordsCommand(PlainCommand):

@@ -1,4 +1,7 @@
-"""The commands that read results: `fedglimpse report` and `fedglimpse theory`."""
+"""The commands that read results: `fedglimpse report`, `fedglimpse theory`, `fedglimpse verify`.
+
+None of them imports code that the results name, unless --trust is given.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import typer
 from rich.console import Console
 
 from fedglimpse.cli.entry import importing
-from fedglimpse.cli.options import TABLE_WIDTH, check_target
+from fedglimpse.cli.options import TABLE_WIDTH, Trust, check_target
 from fedglimpse.errors import UserError
 
 
@@ -35,6 +38,7 @@ def report(
     paper: Annotated[
         Path | None, typer.Option(help="Published figures, such as study/plans/paper_table1.toml.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Report a study: a table here, and report.html, CSV, LaTeX and study.json.gz in --out."""
     for path in paths:
@@ -79,6 +83,7 @@ def theory(
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Read theory.json where it already exists.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Measure the terms of the convergence bound: fedglimpse theory RUN [RUN ...].
 
@@ -108,6 +113,32 @@ def theory(
         typer.echo(f"results: {folder / FILE}")
     if len(folders) > 1:
         typer.echo(comparison_text(panels, [folder.name for folder in folders]))
+
+
+def verify(
+    path: Annotated[
+        Path,
+        typer.Argument(help="A folder of run, sweep or compare, or one file.", metavar="PATH"),
+    ],
+    trust: Trust = False,
+) -> None:
+    """Compare results with their checksums: fedglimpse verify PATH.
+
+    Every damaged file is named, and the exit code is then 2. Nothing is changed.
+    """
+    with importing():
+        from fedglimpse.studies.results.verify import verify as verify_files
+    result = verify_files(path)
+    for sentence in result.damaged:
+        typer.echo(sentence, err=True)
+    for file in result.without_checksum:
+        typer.echo(f"without checksum: {file}")
+    typer.echo(
+        f"{len(result.verified)} files as they were written, {len(result.damaged)} damaged, "
+        f"{len(result.without_checksum)} without checksum: {path}"
+    )
+    if result.damaged:
+        raise typer.Exit(2)
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:

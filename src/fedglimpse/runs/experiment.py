@@ -16,6 +16,7 @@ from fedglimpse.errors import UserError
 from fedglimpse.federation.reports import PERMISSION
 from fedglimpse.plugins import users_fault
 from fedglimpse.runs.build import build_world
+from fedglimpse.runs.class_counts import store_class_counts
 from fedglimpse.runs.folder import RunFolder, writing
 from fedglimpse.runs.kept_models import save_models
 from fedglimpse.runs.latecomers import latecomers
@@ -307,6 +308,8 @@ class PackedRun:
             state = self.folder.open(self.config, resume)
             if state is not None:
                 self._restore(state)
+            with writing(self.folder.path):
+                store_class_counts(self.folder.path, self.config, self.lanes)
             self.records = self.folder.read()
             self._keep_models()
         self.live.begin(self.config.method, self.rounds_done, self.config.rounds)

@@ -267,6 +267,11 @@ def seal(content: bytes | memoryview) -> bytes:
     return _SEAL + checksum(content).encode() + b"\n"
 
 
+def is_sealed(path: Path) -> bool:
+    """Say whether a file should end in a seal: all but files of older versions do."""
+    return path.read_bytes()[-_END_OF_ZIP_LENGTH:][: len(_END_OF_ZIP)] != _END_OF_ZIP
+
+
 def unsealed(path: Path, fix: str = RESTORE, key: str = "") -> memoryview:
     """Return the content of a file that ends in its `seal`.
 

@@ -24,7 +24,7 @@ from fedglimpse.config.checks import check
 from fedglimpse.config.loading import parse_overrides, read_stored, resolve
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, nearest
-from fedglimpse.plugins import changed_code
+from fedglimpse.plugins import changed_code, importing_no_own_code
 from fedglimpse.runs.build import device_of
 from fedglimpse.runs.folder import (
     FREE_TO_CHANGE,
@@ -355,17 +355,19 @@ def not_finished_in(
         configs: of each cell, by id.
         studies: stored studies, folders of several of them, or folders of sweeps.
     """
+    if not studies:
+        return list(cells)
+    planned = {cell.id: run_identity(configs[cell.id].flat()) for cell in cells}
+    wanted = set(planned.values())  # only these may name code to look for: it is the user's own
     finished: set[str] = set()
     for path in studies:
-        for cell in load_study(path).cells:
-            if cell.state == "finished" and not changed_code(cell.environment, cell.config):
-                finished.add(run_identity(cell.config))
-    unfinished: list[Cell] = []
-    for planned in cells:
-        identity = run_identity(configs[planned.id].flat())
-        if identity not in finished:
-            unfinished.append(planned)
-    return unfinished
+        with importing_no_own_code():
+            study = load_study(path)
+        for cell in study.cells:
+            identity = run_identity(cell.config) if cell.state == "finished" else ""
+            if identity in wanted and not changed_code(cell.environment, cell.config):
+                finished.add(identity)
+    return [cell for cell in cells if planned[cell.id] not in finished]
 
 
 def check_reusable(path: Path) -> None:
@@ -390,6 +392,8 @@ def copy_finished(
     sources: Sequence[Path],
 ) -> int:
     """Copy cells that other sweeps have finished with the same configuration; return how many."""
+    if not sources:
+        return 0
     wanted = {run_identity(configs[cell.id].flat()) for cell in cells}
     finished: dict[str, Path] = {}
     for source in sources:
