@@ -49,7 +49,9 @@ class ImportedOnUse:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
+        value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)  # found at once the next time
+        return value
 
 
 class UntrustedCode(UserError):

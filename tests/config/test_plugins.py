@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import importlib
+import math
 import sys
 from pathlib import Path
 
 import pytest
 
 from fedglimpse.errors import UserError
-from fedglimpse.plugins import load_callable, users_fault
+from fedglimpse.plugins import ImportedOnUse, load_callable, users_fault
 
 OWN = """import json
 from fedglimpse.config.loading import load
@@ -91,3 +93,12 @@ def test_errors_of_ours_stay_what_they_are(folder: Path) -> None:
     assert users_fault(caught.value) is None
     assert users_fault(ValueError("never raised")) is None
     assert function(3) == 3
+
+
+def test_a_module_imported_on_use_is_asked_once_for_each_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ImportedOnUse("math")
+    assert module.pi == math.pi
+    monkeypatch.setattr(importlib, "import_module", None)  # a second import would fail
+    assert module.pi == math.pi

@@ -57,6 +57,14 @@ def test_as_input_scales_bytes_and_leaves_floats():
     assert as_input(floats) is floats
 
 
+def test_the_rows_of_a_dataset_become_inputs():
+    bytes_ = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
+    labels = torch.zeros(1, dtype=torch.long)
+    dataset = Dataset("own", "own", bytes_, labels, bytes_, labels, num_classes=2).as_inputs()
+    assert torch.equal(dataset.x_train, torch.tensor([[0.0, 0.2, 1.0]]))
+    assert torch.equal(dataset.x_test, dataset.x_train)
+
+
 def test_dataset_moves_and_describes_itself():
     moved = make().to("cpu")
     assert moved.input_shape == (1, 4, 4)

@@ -13,6 +13,7 @@ import torch
 
 import fedglimpse
 from fedglimpse.config.loading import resolve
+from fedglimpse.runs import build
 from fedglimpse.runs.build import WorldSetup, build_world, together_key, world_of
 from fedglimpse.runs.experiment import Stopped, run, run_together
 from fedglimpse.runs.folder import RunFolder
@@ -33,6 +34,19 @@ def test_the_same_seed_gives_the_same_records() -> None:
     assert untimed(first.records) == untimed(second.records)
     other = run({**SMALL, "method": "fedavg-window", "seeds": [1]})
     assert untimed(other.records) != untimed(first.records)
+
+
+@pytest.mark.parametrize("trainer", ["serial", "batched"])
+def test_images_scaled_once_give_the_records_of_images_scaled_in_every_batch(
+    trainer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "method": "glimpse", "data.name": "digits", "engine.trainer": trainer}
+    scaled_once = run(settings)
+    assert scaled_once.world.dataset.x_train.is_floating_point()
+    monkeypatch.setattr(build, "SMALL_DATASET", 0)
+    scaled_later = run(settings)
+    assert scaled_later.world.dataset.x_train.dtype == torch.uint8
+    assert untimed(scaled_once.records) == untimed(scaled_later.records)
 
 
 def test_lanes_together_equal_lanes_alone() -> None:

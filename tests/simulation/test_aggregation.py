@@ -11,9 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedglimpse.errors import UserError
 from fedglimpse.federation import models as nets
 from fedglimpse.federation.aggregation import Source, TemporalWindow, WeightedDelta
-from fedglimpse.federation.costs import Activity, CostModel, ModelFlops
+from fedglimpse.federation.costs import CostModel, ModelFlops, RoundCost
 from fedglimpse.federation.reports import Sizes
-from fedglimpse.types import Update
+from fedglimpse.methods.base import UniformRandom
+from fedglimpse.types import Method, Update
 
 
 def update(state: Tensor, trained: Tensor, weights: list[float], num_params: int) -> Update:
@@ -124,17 +125,22 @@ def test_counting_leaves_the_model_as_it_was() -> None:
 def test_costs_by_hand() -> None:
     """d = 10, D = 3, P = 5, C = 2; 4 visible with 40 examples, 2 chosen with 15; 3 epochs."""
     costs = CostModel(ModelFlops(forward=7, train=20), Sizes(10, 3, 5, 2), epochs=3)
-    pre = costs.round(
-        Activity(frozenset({"gradient_distance"}), frozenset({"rms_loss"}), 4, 40, 2, 15, 2, 15, 99)
-    )
+    examples = {0: 7, 1: 8, 2: 12, 3: 13}
+    selector = UniformRandom()
+    selector.needs = frozenset({"gradient_distance"})
+    selector.learns_from = frozenset({"rms_loss"})
+    method = Method(selector, WeightedDelta())
+    pre = costs.round(method, examples, [0, 1], [0, 1], has_choice=True, selector_flops=99)
     assert pre.uplink_bytes == 4 * (2 * 10 + 4 + 2)
     assert pre.downlink_bytes == 4 * (4 * 10 + 4 * 10)  # the model and the proxy gradient
     assert pre.client_flops == 15 * 3 * 20 + 40 * 3 * 7
     assert pre.server_flops == 2 * 2 * 10 + 5 * 3 * 7 + 99
-    post = costs.round(
-        Activity(frozenset({"sketch", "delta_similarity"}), frozenset(), 4, 40, 4, 40, 2, 15)
-    )
+    selector.needs = frozenset({"sketch", "delta_similarity"})
+    selector.learns_from = frozenset()
+    post = costs.round(method, examples, [0, 1, 2, 3], [0, 1], has_choice=True)
     assert post.uplink_bytes == 4 * (4 * 10 + 4 * 3)  # similarity needs every whole update
     assert post.downlink_bytes == 4 * 4 * 10
     assert post.client_flops == 40 * 3 * 20
     assert post.server_flops == 2 * 2 * 10
+    nothing = costs.round(method, examples, [], [], has_choice=False)
+    assert nothing == RoundCost(0, 0, 0, 0)

@@ -153,7 +153,7 @@ def test_a_round_in_which_nobody_is_visible_passes() -> None:
     assert [record["selected"] for record in small.run_round(federation)] == [[], []]
 
 
-def test_the_precomputed_summary_is_that_of_the_jobs() -> None:
+def test_the_summary_of_objectives_is_that_of_the_jobs() -> None:
     objectives = [
         LocalObjective(),
         LocalObjective(proximal_mu=0.5, proximal_squared=False),
@@ -177,6 +177,8 @@ def test_the_precomputed_summary_is_that_of_the_jobs() -> None:
 
         federation.trainer.train = noted  # type: ignore[method-assign]
         small.run_round(federation)
-        assert [jobs.precomputed for jobs in trained] == [JobsSummary.of(jobs) for jobs in trained]
+        assert all(jobs.objectives for jobs in trained)
+        assert [jobs.summary for jobs in trained] == [JobsSummary.of(jobs) for jobs in trained]
         picked = trained[0].pick(torch.tensor([1]))
+        assert not picked.objectives
         assert picked.summary == JobsSummary.of(picked)

@@ -16,7 +16,7 @@ class Dataset:
 
     A user's own data comes as one of these too (`data/custom.py` checks it, docs/data.md shows it).
     Images stay uint8 until a batch is used, so that CIFAR-10 takes 180 MB and not 720 MB;
-    `as_input` makes them floats.
+    `as_input` makes them floats, and `as_inputs` those of a small dataset once and for all.
     """
 
     name: str
@@ -74,6 +74,10 @@ class Dataset:
             y_test=self.y_test.to(device),
             subjects=None if self.subjects is None else self.subjects.to(device),
         )
+
+    def as_inputs(self) -> Dataset:
+        """Return the same dataset with all rows as a model takes them."""
+        return replace(self, x_train=as_input(self.x_train), x_test=as_input(self.x_test))
 
 
 def as_input(x: Tensor) -> Tensor:

@@ -55,9 +55,7 @@ class WeightedDelta:
         """Return the global state, for every client."""
         return state.expand(len(ids), -1)
 
-    def step(self, state: Tensor, update: Update) -> Tensor:
-        """Return the next global state `[d]`."""
-        return weighted_delta(state, update)
+    step = staticmethod(weighted_delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: the aggregation has no memory."""

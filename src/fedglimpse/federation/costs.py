@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedglimpse.federation.reports import CATALOGUE, Sizes
+from fedglimpse.types import Method
 
 FLOAT_BYTES = 4
 
@@ -91,22 +92,6 @@ class RoundCost:
     server_flops: int
 
 
-@dataclass(frozen=True)
-class Activity:
-    """What happened in a round, in counts."""
-
-    needs: frozenset[str]  # asked of every visible client
-    needs_after: frozenset[str]  # asked of the chosen clients, with their upload
-    visible: int  # clients
-    visible_examples: int
-    trained: int
-    trained_examples: int
-    chosen: int
-    chosen_examples: int
-    selector_flops: int = 0  # what the method reports of its work on the server
-    distils: bool = False  # clients run the received model beside their own
-
-
 @dataclass
 class _ReportCost:
     """What reports cost in a round, besides the models that travel."""
@@ -121,36 +106,60 @@ class _ReportCost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Turns the activity of a round into its cost."""
+    """Turns what happened in a round into its cost."""
 
     flops: ModelFlops
     sizes: Sizes
     epochs: int
 
-    def round(self, act: Activity) -> RoundCost:
-        """Return the cost of a round."""
+    def round(
+        self,
+        method: Method,
+        examples: Mapping[int, int],
+        trained: Sequence[int],
+        selected: Sequence[int],
+        has_choice: bool,
+        selector_flops: int = 0,
+    ) -> RoundCost:
+        """Return the cost of a round; one without a choice and a training asks nothing of anyone.
+
+        Args:
+            method: asks for reports, and says what clients train.
+            examples: local examples of every visible client, by id.
+            trained: ids of the clients that trained.
+            selected: ids of the clients whose update is used.
+            has_choice: the method has chosen among the visible clients.
+            selector_flops: what the method reports of its work on the server.
+        """
         reports = _ReportCost()
-        for name in act.needs:
-            self._add_report(reports, name, act.visible, act.visible_examples)
-        for name in act.needs_after - act.needs:
-            if not CATALOGUE[name].from_upload:
-                self._add_report(reports, name, act.chosen, act.chosen_examples)
+        needs = method.selector.needs
+        if has_choice or trained:
+            visible_examples = sum(examples.values())
+            for name in needs:
+                self._add_report(reports, name, len(examples), visible_examples)
+        if has_choice:
+            selected_examples = sum(examples[client] for client in selected)
+            needs_after = method.selector.learns_from | method.aggregator.needs
+            for name in needs_after - needs:
+                if not CATALOGUE[name].from_upload:
+                    self._add_report(reports, name, len(selected), selected_examples)
 
         state = self.sizes.state
-        uploads = max(act.chosen, reports.uploads)
-        receivers = max(act.trained, reports.receivers)
+        uploads = max(len(selected), reports.uploads)
+        receivers = max(len(trained), reports.receivers)
         flops_per_example = self.flops.train
-        if act.distils:
+        if method.objective.distill > 0:  # clients run the received model beside their own
             flops_per_example += self.flops.forward
-        training = act.trained_examples * self.epochs * flops_per_example
+        trained_examples = sum(examples[client] for client in trained)
+        training = trained_examples * self.epochs * flops_per_example
         client_passes = reports.client_examples * self.flops.forward
         server_passes = reports.server_examples * self.flops.forward
-        aggregation = 2 * act.chosen * state
+        aggregation = 2 * len(selected) * state
         return RoundCost(
             uplink_bytes=round(FLOAT_BYTES * (uploads * state + reports.floats_up)),
             downlink_bytes=round(FLOAT_BYTES * (receivers * state + reports.floats_down)),
             client_flops=round(training + client_passes),
-            server_flops=round(aggregation + server_passes) + act.selector_flops,
+            server_flops=round(aggregation + server_passes) + selector_flops,
         )
 
     def _add_report(self, cost: _ReportCost, name: str, clients: int, examples: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedglimpse.federation.costs import Activity
 from fedglimpse.flower.deployment import Deployment
 from fedglimpse.simulation.evaluation import Scores
 from fedglimpse.simulation.plugin_checks import plain_metrics, reported_flops
@@ -57,8 +56,15 @@ class RoundLog:
         for name, value in metrics.items():
             if name != "server_flops":  # counted in the cost
                 extra[name] = value
-        activity = self._activity(deployment, selector_flops)
-        cost = deployment.costs.round(activity)
+        visible_sizes = deployment.sizes[self.visible].tolist()
+        cost = deployment.costs.round(
+            deployment.method,
+            examples=dict(zip(self.visible, visible_sizes, strict=True)),
+            trained=self.trained,
+            selected=self.selected,
+            has_choice=self.chose,
+            selector_flops=selector_flops,
+        )
         losses = self.losses.values()
         all_bytes = sum(self.received_bytes.values())
         chosen_bytes = sum(self.received_bytes.get(client, 0) for client in self.selected)
@@ -87,28 +93,4 @@ class RoundLog:
             failed=failed,
             received_bytes_chosen=chosen_bytes,
             received_bytes_others=all_bytes - chosen_bytes,
-        )
-
-    def _activity(self, deployment: Deployment, selector_flops: int) -> Activity:
-        """Count what the round did; a round in which no client was asked costs nothing."""
-        sizes = deployment.sizes
-        selector = deployment.method.selector
-        aggregator = deployment.method.aggregator
-        happened = self.chose or bool(self.trained)
-        visible = self.visible if happened else []
-        needs_after = selector.learns_from | aggregator.needs
-        visible_sizes = sizes[visible]
-        trained_sizes = sizes[self.trained]
-        chosen_sizes = sizes[self.selected]
-        return Activity(
-            needs=selector.needs if happened else frozenset(),
-            needs_after=needs_after if self.chose else frozenset(),
-            visible=len(visible),
-            visible_examples=int(visible_sizes.sum()),
-            trained=len(self.trained),
-            trained_examples=int(trained_sizes.sum()),
-            chosen=len(self.selected),
-            chosen_examples=int(chosen_sizes.sum()),
-            selector_flops=selector_flops,
-            distils=deployment.method.objective.distill > 0,
         )

@@ -119,6 +119,8 @@ class UniformRandom(Stateless):
     def select(self, view: View, k: int) -> Choice:
         """Draw from the round's generator."""
         slots = random_slots(view, k)
+        if self.weights == "size":
+            return Choice(slots)
         return Choice(slots, weights_of(self.weights, slots), shares=True)
 
 
@@ -131,7 +133,7 @@ def weights_of(kind: str, slots: Tensor) -> Tensor | None:
 
 def random_slots(view: View, k: int) -> Tensor:
     """Return min(k, V) distinct slots in random order."""
-    return torch.randperm(view.num_visible, generator=view.rng)[:k]
+    return torch.randperm(len(view.ids), generator=view.rng)[:k]
 
 
 def top_slots(scores: Tensor | Sequence[float], k: int, generator: torch.Generator) -> Tensor:

@@ -55,6 +55,8 @@ SHARED_KEYS = (
     "local.augment",
 )
 
+SMALL_DATASET = 2**22  # numbers, 16 MiB of floats
+
 
 @dataclass(frozen=True)
 class WorldSetup:
@@ -76,6 +78,8 @@ class WorldSetup:
         device = device_of(config)
         precision = cast(Precision, config.engine.precision)
         dataset = load(config.data.name).to(device)
+        if device.type == "cpu" and dataset.x_train.numel() <= SMALL_DATASET:
+            dataset = dataset.as_inputs()  # once, and not in every batch
         return WorldSetup(config, dataset, device, precision)
 
     @cached_property

@@ -61,7 +61,7 @@ class Selectors:
         for r, view in enumerate(views):
             if view is not None:
                 method = self.methods[r]
-                budgets[r] = method.budget(self.ks[r], view.num_visible)
+                budgets[r] = method.budget(self.ks[r], len(view.ids))
         answers: list[Choice | None] = [None] * len(views)
         for lanes, group in self._groups:
             group_views = [views[r] for r in lanes]

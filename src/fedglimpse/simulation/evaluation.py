@@ -305,9 +305,10 @@ class ManyModels:
         """Return the logits `[S, n, C]` of states `[S, d]` on raw examples `[S, n, *shape]`."""
         named = self.layout.unpack(states)
         num_states, count = x.shape[:2]
-        if not x.is_cuda and num_states * count <= CPU_EXAMPLES:
+        fits_at_once = not x.is_cuda and num_states * count <= CPU_EXAMPLES
+        if fits_at_once and x.is_floating_point():
             with self.numerics:
-                return self.forward(as_input(x), named)
+                return self.forward(x, named)
 
         def in_pieces(largest: int) -> Tensor:
             if x.is_cuda:  # pieces of about equal size

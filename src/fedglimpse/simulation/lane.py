@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fedglimpse.data.population import Population
 from fedglimpse.federation.aggregation import step_lanes
-from fedglimpse.federation.costs import Activity, CostModel
+from fedglimpse.federation.costs import CostModel
 from fedglimpse.federation.reports import ORACLES, trains_before_choice
 from fedglimpse.simulation.evaluation import PendingScores, Reward, Scores
 from fedglimpse.simulation.plugin_checks import (
@@ -139,34 +139,11 @@ class LaneRound:
         self.selected = clients.ids
         chosen_ids = self.ids[choice.slots].tolist()
         usable = [i for i, client in enumerate(chosen_ids) if client not in self.rejected_ids]
-        weights = choice.weights_at(usable)
-        if weights is None:
+        if choice.weights is None:
             sizes = self.sizes[choice.slots[usable]].double()
-            weights = sizes / sizes.sum()
-        self.weights = weights
-
-    def activity(self, lane: Lane, selector_flops: int) -> Activity:
-        """Count what the round did, for its costs; a round that passes asks nothing of anyone."""
-        has_view = self.view is not None
-        needs_nothing: frozenset[str] = frozenset()
-        visible: Mapping[int, int] = {}
-        if has_view or self.trained_ids:
-            visible = self.examples
-        selected: list[int] = []
-        if self.selected is not None:
-            selected = self.selected.tolist()
-        return Activity(
-            needs=lane.method.selector.needs if visible else needs_nothing,
-            needs_after=lane.needs_after if has_view else needs_nothing,
-            visible=len(visible),
-            visible_examples=sum(visible.values()),
-            trained=len(self.trained_ids),
-            trained_examples=sum(self.examples[client] for client in self.trained_ids),
-            chosen=len(selected),
-            chosen_examples=sum(self.examples[client] for client in selected),
-            selector_flops=selector_flops,
-            distils=lane.method.objective.distill > 0,
-        )
+            self.weights = sizes / sizes.sum()
+        else:
+            self.weights = cast(Tensor, choice.weights_at(usable))
 
 
 @dataclass(frozen=True)
@@ -240,8 +217,14 @@ class RoundResults:
         if COUNTED_METRIC in metrics:
             selector_flops = reported_flops(metrics, feedback_source)
             del metrics[COUNTED_METRIC]  # counted in the cost
-        activity = lane_round.activity(lane, selector_flops)
-        cost = self.costs.round(activity)
+        cost = self.costs.round(
+            lane.method,
+            lane_round.examples,
+            trained=lane_round.trained_ids,
+            selected=selected,
+            has_choice=lane_round.view is not None,
+            selector_flops=selector_flops,
+        )
         return RoundRecord(
             lane=r,
             seed=lane.seed,

@@ -1,8 +1,8 @@
 """The local trainings of a round: who trains from which state, on which rows.
 
-`launch` starts the trainings of some groups of clients in one call of the trainer; on a GPU they
-run while the server does something else, until `RunningTraining.wait`. The chains of sequential
-methods are run stage by stage.
+`launch` starts the trainings of a round in one call of the trainer; on a GPU they run while the
+server does something else, until `RunningTraining.wait`. The chains of sequential methods are run
+stage by stage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from fedglimpse.data.population import Population
 from fedglimpse.simulation.lane import Lane, TrainedClients
 from fedglimpse.simulation.plugin_checks import checked_starts
 from fedglimpse.simulation.trainers.jobs import (
-    JobsSummary,
     LocalTrainer,
     TrainingJobs,
     TrainingResults,
@@ -73,18 +72,24 @@ class RunningTraining:
         return trained
 
 
-def first_groups(
-    lanes: Sequence[Lane], states: Tensor, ids_by_lane: Mapping[int, Tensor]
-) -> list[ClientGroup]:
-    """Return the clients that train first, of every lane in which some shall train.
+def launch(
+    trainer: LocalTrainer,
+    lanes: Sequence[Lane],
+    states: Tensor,
+    ids_by_lane: Mapping[int, Tensor],
+    client_rows: ClientRows,
+) -> RunningTraining:
+    """Start to train clients of every lane in which some shall train.
 
     Of a parallel lane these are all of them, from where its aggregator says; of a sequential lane
     the first one, from the global model (`train_in_turn` has the others).
 
     Args:
+        trainer: runs the trainings.
         lanes: all lanes.
         states: their global states; aggregators may keep what they are given.  # [R, d]
         ids_by_lane: ids of the clients that shall train.
+        client_rows: the rows that clients hold.
     """
     groups: list[ClientGroup] = []
     for r, ids in ids_by_lane.items():
@@ -95,7 +100,7 @@ def first_groups(
         else:
             starts = checked_starts(method.aggregator, states[r], ids)
             groups.append(ClientGroup(r, ids, starts))
-    return groups
+    return _launch_groups(trainer, lanes, groups, client_rows)
 
 
 def train_in_turn(
@@ -116,7 +121,7 @@ def train_in_turn(
         lanes: all lanes.
         states: their global states, where a chain without a finite result still is.  # [R, d]
         ids_by_lane: ids of all clients that train in this round; parallel lanes are ignored.
-        first: the results of `first_groups`, without clients whose update is not finite.
+        first: the results of `launch`, without clients whose update is not finite.
         client_rows: the rows that clients hold.
     """
     links: dict[int, list[TrainedClients]] = {}  # one client each
@@ -141,7 +146,7 @@ def train_in_turn(
                     stage=stage,
                 )
                 groups.append(group)
-        training = launch(trainer, lanes, groups, client_rows)
+        training = _launch_groups(trainer, lanes, groups, client_rows)
         for r, clients in training.wait().items():
             links[r].append(clients)
             if len(clients.ids):
@@ -152,98 +157,55 @@ def train_in_turn(
     return trained
 
 
-def launch(
+def _launch_groups(
     trainer: LocalTrainer,
     lanes: Sequence[Lane],
     groups: Sequence[ClientGroup],
     client_rows: ClientRows,
 ) -> RunningTraining:
-    """Start to train some clients, all in one call of the trainer.
-
-    Args:
-        trainer: runs the trainings.
-        lanes: all lanes.
-        groups: of clients, at least one.
-        client_rows: the rows that clients hold.
-    """
-    starts, jobs = _jobs(lanes, groups, client_rows)
-    return RunningTraining(groups, trainer.train(starts, jobs))
-
-
-def _jobs(
-    lanes: Sequence[Lane], groups: Sequence[ClientGroup], client_rows: ClientRows
-) -> tuple[Tensor, TrainingJobs]:
-    """Return the start states `[S, d]` and the jobs of some groups."""
-    start_states, start_rows = _starts(groups)
+    """Start to train some groups of clients, at least one, all in one call of the trainer."""
+    start_states: list[Tensor] = []
+    num_states = 0  # S so far
+    start_rows: list[int] = []
     keys: list[int] = []
     sizes: list[int] = []
     visits: list[int] = []
     numbers: list[tuple[float, ...]] = []  # of each job's objective
     clients: list[tuple[Population, list[int]]] = []
-    summary = JobsSummary(0, any_proximal=False, all_squared=True, any_special=False)
     for group in groups:
         lane = lanes[group.r]
         goal = lane.method.objective
         ids = group.ids.tolist()
         clients.append((lane.population, ids))
         sizes += lane.population.sizes[group.ids].tolist()
-        for client in ids:
+        one_start = group.starts.stride(0) == 0  # one row serves all
+        start_states.append(group.starts[:1] if one_start else group.starts)
+        for i, client in enumerate(ids):
+            start_rows.append(num_states if one_start else num_states + i)
             keys.append(rng.key(lane.seed, "train", lane.round_num, client))
-        if goal.block_cycle:
-            first_visit = lane.visits + group.stage
-            visits += range(first_visit, first_visit + len(ids))
-        else:
-            visits += [-1] * len(ids)
-        job_numbers = (
-            goal.proximal_mu,
-            goal.proximal_squared,
-            goal.distill,
-            goal.temperature,
-        )
+            visits.append(lane.visits + group.stage + i if goal.block_cycle else -1)
+        num_states += len(start_states[-1])
+        job_numbers = (goal.proximal_mu, goal.proximal_squared, goal.distill, goal.temperature)
         numbers += [job_numbers] * len(ids)
-        summary = JobsSummary(
-            most_rows=max(sizes),
-            any_proximal=summary.any_proximal or goal.proximal_mu > 0,
-            all_squared=summary.all_squared and goal.proximal_squared,
-            any_special=summary.any_special or goal.block_cycle or goal.distill > 0,
-        )
     # One transfer for each type; through NumPy, since torch.tensor is slow on lists.
-    device = start_states.device
+    start = torch.cat(start_states)  # [S, d]
     integer_table = np.array([start_rows, keys, sizes, visits], dtype=np.int64)
-    integers = torch.from_numpy(integer_table).to(device, non_blocking=True)  # [4, J]
+    integers = torch.from_numpy(integer_table).to(start.device, non_blocking=True)  # [4, J]
     float_table = np.array(numbers, dtype=np.float32).T.copy()
-    floats = torch.from_numpy(float_table).to(device, non_blocking=True)  # [4, J]
+    floats = torch.from_numpy(float_table).to(start.device, non_blocking=True)  # [4, J]
     jobs = TrainingJobs(
         start=integers[0],
         keys=integers[1],
-        rows=client_rows.take(clients, integers[2], summary.most_rows),
+        rows=client_rows.take(clients, integers[2], max(sizes)),
         sizes=integers[2],
         mu=floats[0],
         squared=floats[1].bool(),
         distill=floats[2],
         temperature=floats[3],
         visit=integers[3],
-        precomputed=summary,
+        objectives=[lanes[group.r].method.objective for group in groups],
     )
-    return start_states, jobs
-
-
-def _starts(groups: Sequence[ClientGroup]) -> tuple[Tensor, list[int]]:
-    """Return the start states `[S, d]`, and for every client which of them is its own."""
-    states: list[Tensor] = []
-    rows: list[int] = []
-    count = 0  # S so far
-    for group in groups:
-        clients = group.ids.shape[0]
-        if group.starts.stride(0) == 0:  # one row serves all
-            states.append(group.starts[:1])
-            rows += [count] * clients
-            count += 1
-        else:
-            states.append(group.starts)
-            rows += range(count, count + clients)
-            count += clients
-    return torch.cat(states), rows
+    return RunningTraining(groups, trainer.train(start, jobs))
 
 
 class ClientRows:

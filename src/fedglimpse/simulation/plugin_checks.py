@@ -131,46 +131,47 @@ def check_choice(choice: object, view: View, k: int, selector: object) -> Choice
     answer = f"{type(selector).__name__}.select answered round {view.round_num} with"
     if not isinstance(choice, Choice):
         raise UserError(f"{answer} {kind_of(choice)}: return fedglimpse.Choice(slots).")
-    if problem := _not_tensors(choice):
-        raise UserError(f"{answer} {problem}.")
-    slots = choice.slots.tolist()
-    weights = choice.weights
-    limit = min(k, view.num_visible)
+    slots: object = choice.slots  # whatever a user's code returned
+    if not isinstance(slots, Tensor):
+        raise UserError(f"{answer} slots that are {kind_of(slots)}: use torch.tensor(slots).")
+    if slots.dtype not in (torch.int64, torch.int32) or slots.dim() != 1:
+        raise UserError(
+            f"{answer} slots that are {kind_of(slots)}: use a row of positions in view.ids, int64."
+        )
+    positions = slots.tolist()
+    num_visible = len(view.ids)
+    limit = min(k, num_visible)
     problem = ""
-    if not 1 <= len(slots) <= limit:
-        problem = f"{len(slots)} slots, but 1 to {limit} are allowed"
-    elif len(set(slots)) < len(slots):
-        problem = f"slots {slots} with a repetition"
-    elif min(slots) < 0 or max(slots) >= view.num_visible:
-        problem = f"slots {slots}, but only 0 to {view.num_visible - 1} exist"
-    elif weights is None:
-        pass
-    elif weights.shape != choice.slots.shape:
-        problem = f"{len(weights)} weights for {len(slots)} slots"
+    if not 1 <= len(positions) <= limit:
+        problem = f"{len(positions)} slots, but 1 to {limit} are allowed"
+    elif len(set(positions)) < len(positions):
+        problem = f"slots {positions} with a repetition"
+    elif min(positions) < 0 or max(positions) >= num_visible:
+        problem = f"slots {positions}, but only 0 to {num_visible - 1} exist"
+    if problem:
+        raise UserError(f"{answer} {problem}: fix select().")
+    if choice.weights is not None:
+        _check_weights(choice.weights, len(positions), answer)
+    return choice
+
+
+def _check_weights(weights: object, count: int, answer: str) -> None:
+    """Raise UserError where the weights of a choice are not one number for each of its slots."""
+    if not isinstance(weights, Tensor):
+        raise UserError(f"{answer} weights that are {kind_of(weights)}: use torch.tensor(weights).")
+    if weights.dtype == torch.bool or weights.dim() != 1:
+        raise UserError(
+            f"{answer} weights that are {kind_of(weights)}: use a row of floats, one for each slot."
+        )
+    problem = ""
+    if len(weights) != count:
+        problem = f"{len(weights)} weights for {count} slots"
     elif not weights.isfinite().all():
         problem = f"weights {weights.tolist()} that are not finite"
     elif float(weights.abs().max()) > LARGEST_WEIGHT:
         problem = f"weights {weights.tolist()}, but at most {LARGEST_WEIGHT:g} is allowed"
     if problem:
         raise UserError(f"{answer} {problem}: fix select().")
-    return choice
-
-
-def _not_tensors(choice: Choice) -> str:
-    """Describe what in a choice is not a row of numbers, and what to use; "" where all is right."""
-    slots = choice.slots
-    weights = choice.weights
-    if not isinstance(slots, Tensor):
-        return f"slots that are {kind_of(slots)}: use torch.tensor(slots)"
-    if slots.dtype not in (torch.int64, torch.int32) or slots.dim() != 1:
-        return f"slots that are {kind_of(slots)}: use a row of positions in view.ids, int64"
-    if weights is None:
-        return ""
-    if not isinstance(weights, Tensor):
-        return f"weights that are {kind_of(weights)}: use torch.tensor(weights)"
-    if weights.dtype == torch.bool or weights.dim() != 1:
-        return f"weights that are {kind_of(weights)}: use a row of floats, one for each slot"
-    return ""
 
 
 def plain_metrics(metrics: object, source: str) -> Mapping[str, Any]:

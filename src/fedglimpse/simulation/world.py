@@ -41,7 +41,6 @@ from fedglimpse.simulation.lane import (
 from fedglimpse.simulation.local_training import (
     ClientRows,
     RunningTraining,
-    first_groups,
     launch,
     train_in_turn,
 )
@@ -120,8 +119,8 @@ class World:
                 visible_ids[r] = self.rounds[r].ids
         if not visible_ids:
             return RunningTraining((), None)
-        groups = first_groups(self.lanes, self.states.clone(), visible_ids)
-        return launch(self.trainer, self.lanes, groups, self._client_rows)
+        states = self.states.clone()
+        return launch(self.trainer, self.lanes, states, visible_ids, self._client_rows)
 
     def views(self, training: RunningTraining) -> list[View | None]:
         """Return what each lane's server sees; None where there is nobody to choose from.
@@ -203,8 +202,8 @@ class World:
             updates |= zip(early, picked, strict=True)
         if late_ids:
             states = self.states.clone()
-            groups = first_groups(self.lanes, states, late_ids)
-            trained = launch(self.trainer, self.lanes, groups, self._client_rows).wait()
+            training = launch(self.trainer, self.lanes, states, late_ids, self._client_rows)
+            trained = training.wait()
             if any(self.lanes[r].method.schedule == "sequential" for r in late_ids):
                 trained |= train_in_turn(
                     self.trainer,

@@ -125,9 +125,8 @@ class BatchedTrainer:
         named_start = self.layout.unpack(start)
         for part, positions in self._waves(jobs):
             positions = positions.to(start.device)
-            wave = self._prepared(named_start, jobs.pick(positions), part)
-            self._train_wave(wave, positions, sums)
-            states[positions] = self.layout.pack(wave.state)
+            wave_jobs = jobs.pick(positions)
+            states[positions] = self._train_wave(named_start, wave_jobs, part, positions, sums)
         return sums.results(states)
 
     def _waves(self, jobs: TrainingJobs) -> list[tuple[_Part, Tensor]]:
@@ -153,8 +152,15 @@ class BatchedTrainer:
                 waves.append((part, positions))
         return waves
 
-    def _prepared(self, named_start: dict[str, Tensor], jobs: TrainingJobs, part: _Part) -> _Wave:
-        """Copy the start states of jobs, and decide which of their tensors are updated where."""
+    def _train_wave(
+        self,
+        named_start: dict[str, Tensor],
+        jobs: TrainingJobs,
+        part: _Part,
+        positions: Tensor,
+        sums: LossSums,
+    ) -> Tensor:
+        """Return the trained states `[J, d]` of jobs; add to the sums at their positions."""
         state = {name: value[jobs.start] for name, value in named_start.items()}  # contiguous
         teacher = None
         distils = jobs.distill > 0
@@ -165,18 +171,16 @@ class BatchedTrainer:
         if bool(is_proximal.any()):
             dense_step = None
         leaves = part.leaves if dense_step is None else part.leaves_beside_dense
-        return _Wave(jobs, state, teacher, leaves, part.frozen, dense_step)
-
-    def _train_wave(self, wave: _Wave, positions: Tensor, sums: LossSums) -> None:
-        """Train the state of a wave in place, and add to the sums at these positions."""
-        params = [wave.state[name] for name in wave.leaves]
-        optimizer = StackedOptimizer(params, self.recipe, wave.jobs)
-        for batch in self.examples.batches(wave.jobs, self.recipe):
+        wave = _Wave(jobs, state, teacher, leaves, part.frozen, dense_step)
+        params = [state[name] for name in leaves]
+        optimizer = StackedOptimizer(params, self.recipe, jobs)
+        for batch in self.examples.batches(jobs, self.recipe):
             losses, grads = self._gradients(wave, batch)
             optimizer.step(grads)
             counts = batch.counts.to(losses.device)
             active = len(counts)  # the first ones, for jobs are sorted by size
             sums.add(positions[:active], losses, counts)
+        return self.layout.pack(state)
 
     def _gradients(self, wave: _Wave, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Return each example's loss `[A, B]`, 0 for padding, and the gradients of the leaves.

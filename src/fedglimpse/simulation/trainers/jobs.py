@@ -6,7 +6,7 @@ as tensors with one entry per job; a `LocalTrainer` turns them into `TrainingRes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.data.dataset import as_input, crop_and_flip
+from fedglimpse.types import LocalObjective
 
 Optimizer = Literal["sgd", "adam"]
 
@@ -67,6 +68,16 @@ class JobsSummary:
             any_special=bool(is_special.any()),
         )
 
+    @staticmethod
+    def of_objectives(objectives: Sequence[LocalObjective], most_rows: int) -> JobsSummary:
+        """Compute it from what the jobs minimise."""
+        return JobsSummary(
+            most_rows=most_rows,
+            any_proximal=any(goal.proximal_mu > 0 for goal in objectives),
+            all_squared=all(goal.proximal_squared for goal in objectives),
+            any_special=any(goal.distill > 0 or goal.block_cycle for goal in objectives),
+        )
+
 
 @dataclass(frozen=True)
 class TrainingJobs:
@@ -81,12 +92,14 @@ class TrainingJobs:
     distill: Tensor  # [J] share of the loss that is distillation from the start state
     temperature: Tensor  # [J] of the distillation
     visit: Tensor  # [J] int64 counter that says which block trains; -1: the whole model
-    precomputed: JobsSummary | None = None  # spares a GPU the wait; None: computed when needed
+    objectives: Sequence[LocalObjective] = ()  # of all jobs, which spares a GPU a wait; or unknown
 
     @cached_property
     def summary(self) -> JobsSummary:
         """What a trainer on a GPU has to know before it starts."""
-        return self.precomputed or JobsSummary.of(self)
+        if not self.objectives:
+            return JobsSummary.of(self)
+        return JobsSummary.of_objectives(self.objectives, most_rows=self.rows.shape[1])
 
     @staticmethod
     def plain(rows: Tensor, keys: Tensor) -> TrainingJobs:
@@ -279,7 +292,9 @@ class Examples:
     def batch(self, rows: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
         """Gather float inputs and labels of `rows` (any shape), augmented by `draws`."""
         flat_rows = rows.reshape(-1)
-        x = as_input(self.x[flat_rows])
+        x = self.x[flat_rows]
+        if not x.is_floating_point():
+            x = as_input(x)
         y = self.y[flat_rows]
         if draws is not None:
             flat_draws = draws.reshape(-1)
