@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedglimpse import rng
 from fedglimpse.data import partition as cut
 from fedglimpse.data.config import PARTITIONS, DataConfig
 from fedglimpse.errors import UserError
@@ -193,7 +194,7 @@ def test_stratified_sample_keeps_shares_to_within_one_row(sizes, share, seed):
 
 def test_dirichlet_draws_follow_the_distribution():
     alpha, classes = 0.3, 5
-    mixes = cut.dirichlet_mixes(alpha, (20_000, classes), draw(0))
+    mixes = rng.dirichlet(alpha, (20_000, classes), draw(0))
     mean, total = 1 / classes, alpha * classes
     assert torch.allclose(mixes.mean(0), torch.full((classes,), mean).double(), atol=0.01)
     variance = mean * (1 - mean) / (total + 1)
@@ -201,7 +202,7 @@ def test_dirichlet_draws_follow_the_distribution():
 
 
 def test_tiny_alpha_gives_single_class_mixes_of_every_class():
-    mixes = cut.dirichlet_mixes(1e-8, (200, 4), draw(0))
+    mixes = rng.dirichlet(1e-8, (200, 4), draw(0))
     assert torch.isfinite(mixes).all()
     assert mixes.max(1).values.min() > 0.99
     assert len(mixes.argmax(1).unique()) == 4

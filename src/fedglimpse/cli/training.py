@@ -19,7 +19,13 @@ from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.runs.build import device_of
 from fedglimpse.runs.experiment import Result, Stopped, run
-from fedglimpse.runs.folder import RunFolder, stored_config, write_atomically, writing
+from fedglimpse.runs.folder import (
+    RunFolder,
+    check_same_draws,
+    stored_config,
+    write_atomically,
+    writing,
+)
 from fedglimpse.runs.preflight import Readiness
 from fedglimpse.runs.pretrain import teach
 from fedglimpse.runs.progress import Listener, Profiled, listener
@@ -171,6 +177,7 @@ def run_all(
         readiness.check(config)
     for config, folder in zip(configs, folders, strict=True):
         RunFolder(folder).check(config, resume)
+    check_same_draws(folders)
     if resume and not any(holds_run(folder) for folder in folders):
         typer.echo(f"{out}: {NEW_RUN}", err=True)
     if workers is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedglimpse import rng
 from fedglimpse.data.config import DataConfig
 from fedglimpse.errors import require
 
@@ -113,7 +114,7 @@ def dirichlet_equal(
     _check_rows(len(labels), num_clients, 1)
     pools = class_pools(labels, generator)
     remaining = class_sizes(pools)  # [C]
-    mixes = dirichlet_mixes(alpha, (num_clients, len(pools)), generator)  # [N, C]
+    mixes = rng.dirichlet(alpha, (num_clients, len(pools)), generator)  # [N, C]
     clients: list[Tensor] = [torch.empty(0, dtype=torch.long)] * num_clients
     for client in torch.randperm(num_clients, generator=generator).tolist():
         counts = fill(mixes[client], remaining, len(labels) // num_clients, generator)  # [C]
@@ -158,7 +159,7 @@ def _dirichlet_counts(
 ) -> Tensor:
     """Draw how many rows of each class go to each client `[C, N]`."""
     num_classes = len(totals)
-    shares = dirichlet_mixes(alpha, (num_classes, num_clients), generator)  # [C, N]
+    shares = rng.dirichlet(alpha, (num_classes, num_clients), generator)  # [C, N]
     ends = (shares.cumsum(1) * totals[:, None]).long().clamp(max=totals[:, None])
     ends[:, -1] = totals
     return ends.diff(dim=1, prepend=torch.zeros(num_classes, 1, dtype=torch.long))
@@ -244,17 +245,6 @@ def class_sizes(pools: Sequence[Tensor]) -> Tensor:
     return torch.tensor([len(pool) for pool in pools])
 
 
-def dirichlet_mixes(alpha: float, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Draw rows from Dir(alpha), in logarithms so that a tiny alpha cannot give 0 / 0.
-
-    If G ~ Gamma(alpha + 1) and U ~ Uniform(0, 1), then G * U**(1 / alpha) ~ Gamma(alpha).
-    """
-    concentration = torch.full(shape, alpha + 1, dtype=torch.float64)
-    gamma = torch._standard_gamma(concentration, generator=generator)
-    uniform = 1 - torch.rand(shape, dtype=torch.float64, generator=generator)  # in (0, 1]
-    return torch.softmax(gamma.log() + uniform.log() / alpha, dim=1)
-
-
 def fill(mix: Tensor, remaining: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Draw `size` rows' classes from `mix` out of the `remaining` rows; returns counts [C].
 
@@ -263,9 +253,9 @@ def fill(mix: Tensor, remaining: Tensor, size: int, generator: torch.Generator) 
     counts = torch.zeros_like(remaining)
     while (need := size - int(counts.sum())) > 0:
         weights = mix * (counts < remaining)
-        if float(weights.sum()) < 1e-300:  # the mix has nothing but classes that ran out
+        if float(weights.max()) < 1e-300:  # the mix has nothing but classes that ran out
             weights = (remaining - counts).double()
-        drawn = torch.multinomial(weights, need, replacement=True, generator=generator)
+        drawn = rng.choices(weights, need, generator)
         counts = torch.minimum(counts + drawn.bincount(minlength=len(remaining)), remaining)
     return counts
 
@@ -348,7 +338,7 @@ def _draw_classes(
         missing = classes_per_client - len(drawn)
         if missing:
             weights = remaining.masked_fill(remaining == clients_left, 0)
-            free = torch.multinomial(weights, missing, generator=generator)
+            free = rng.sample(weights, missing, generator)
             drawn = torch.cat([drawn, free])
         remaining[drawn] -= 1
         classes[client] = drawn.tolist()
@@ -381,7 +371,7 @@ def dirichlet_mix(totals: Tensor, settings: DataConfig) -> DrawCounts:
     """Draw classes in the shares of the client's own draw from Dir(alpha)."""
 
     def draw_counts(generator: torch.Generator) -> Tensor:
-        mix = dirichlet_mixes(settings.alpha, (1, len(totals)), generator)[0]
+        mix = rng.dirichlet(settings.alpha, (1, len(totals)), generator)[0]
         return fill(mix, totals, settings.samples, generator)
 
     return draw_counts

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedglimpse import rng
 from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.fields import setting as option
 from fedglimpse.methods.base import MethodInfo, Setting, Stateless, random_slots
@@ -62,7 +63,7 @@ class Oort(Stateless):
         num_explore = min(k - len(slots), len(untried))
         if num_explore:
             sizes = self.sizes[view.ids[untried]]
-            drawn = torch.multinomial(sizes, num_explore, generator=view.rng)
+            drawn = rng.sample(sizes, num_explore, view.rng)
             slots = torch.cat([slots, untried[drawn]])
 
         shuffled = random_slots(view, view.num_visible)
@@ -86,7 +87,7 @@ class Oort(Stateless):
         next_best = best_first[min(count, len(tried) - 1)]
         eligible = scores >= self.options.cutoff * next_best
         weights = scores.clamp(min=1e-9) * eligible
-        drawn = torch.multinomial(weights, count, generator=view.rng)
+        drawn = rng.sample(weights, count, view.rng)
         return tried[drawn]
 
     def scores(self, ids: Tensor, round_from_1: int) -> Tensor:

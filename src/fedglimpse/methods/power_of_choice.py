@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from fedglimpse import rng
 from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.fields import setting as option
 from fedglimpse.methods.base import (
@@ -50,7 +49,7 @@ class HighestLoss(Stateless):
         num_candidates = max(self.options.candidates or 2 * k, k)  # m
         num_candidates = min(num_candidates, view.num_visible)
         sizes = view.sizes.double()
-        candidates = torch.multinomial(sizes, num_candidates, generator=view.rng)  # [m] slots
+        candidates = rng.sample(sizes, num_candidates, view.rng)  # [m] slots
         highest = top_slots(view.reports["loss"][candidates], k, view.rng)
         slots = candidates[highest]
         return Choice(slots, weights_of(self.options.weights, slots), shares=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,18 @@ from fedglimpse.config.presets import VALUES_ALONE
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError, require
 from fedglimpse.plugins import FAILED_CODE, OWN_CODE, changed_code, own_code
-from fedglimpse.runs.provenance import changed_input, earlier_sources, environment, inputs_of
+from fedglimpse.runs.provenance import (
+    changed_input,
+    draws_of,
+    earlier_sources,
+    environment,
+    inputs_of,
+)
 from fedglimpse.storage import store
 from fedglimpse.storage.checkpoint import Checkpoint, settle
 from fedglimpse.storage.lock import SUFFIX as LOCK
 from fedglimpse.storage.lock import locked
-from fedglimpse.version import VERSION
+from fedglimpse.version import DRAWS, VERSION
 
 FREE_TO_CHANGE = ("engine.", "checkpoint.", "log.", "agent.save")  # may differ on resuming
 CLIENTS = "clients.json"
@@ -115,6 +121,8 @@ class RunFolder:
             "choose another --out, or restore it.",
             key=key,
         )
+        if not self.summary.exists():
+            check_draws(self.path, "resume it with the code that began it, or choose another --out")
         version = stored.get("fedglimpse", VERSION)
         require(
             version == VERSION or self.summary.exists(),
@@ -332,15 +340,48 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def run_identity(config: Mapping[str, Any]) -> str:
+def check_draws(path: Path, otherwise: str) -> None:
+    """Raise UserError if this code would not give a run's clients the same data and choices.
+
+    Args:
+        path: the run folder.
+        otherwise: what the user can do instead.
+    """
+    draws = draws_of(stored_environment(path))
+    require(
+        draws == DRAWS,
+        f"{path} was run with version {draws} of the random draws, and this code has version "
+        f"{DRAWS}: {otherwise}.",
+        key="--out",
+    )
+
+
+def check_same_draws(paths: Iterable[Path]) -> None:
+    """Raise UserError where runs to be compared with finished ones would not have their draws.
+
+    Args:
+        paths: run folders of one comparison; those without a summary are still to be run.
+    """
+    finished: list[Path] = []
+    unfinished: list[Path] = []
+    for path in paths:
+        with_summary = (path / "summary.json").exists()
+        (finished if with_summary else unfinished).append(path)
+    if unfinished:
+        for path in finished:
+            check_draws(path, "other runs would not share its partition, so choose another --out")
+
+
+def run_identity(config: Mapping[str, Any], draws: int = DRAWS) -> str:
     """Return all settings that the results of a run depend on, as one string.
 
     Args:
         config: every dotted key; keys that older files do not have take their defaults.
+        draws: with which draws it was run (`provenance.draws_of`).
     """
     full = {**Config().flat(), **retired.without_defaults(config)}
     relevant = {key: value for key, value in full.items() if affects_results(key, value)}
-    return json.dumps(relevant, sort_keys=True)
+    return json.dumps([relevant, draws], sort_keys=True)
 
 
 def affects_results(key: str, value: Any) -> bool:

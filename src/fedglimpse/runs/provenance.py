@@ -25,11 +25,12 @@ from typing import Any
 import torch
 
 from fedglimpse.data.custom import checksum_of
-from fedglimpse.version import VERSION
+from fedglimpse.version import DRAWS, VERSION
 
 SOURCE = "source"  # entries of environment.json
 EARLIER = "earlier_sources"
 INPUTS = "inputs"
+DRAWN_BY = "draws"  # which draws decide partitions and choices, see `version.py`
 
 PACKAGE = Path(__file__).parents[1]
 GENERATED = ("__pycache__",)  # folders that are not part of the code
@@ -44,6 +45,7 @@ def environment() -> dict[str, Any]:
         **code(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        DRAWN_BY: DRAWS,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -54,6 +56,18 @@ def environment() -> dict[str, Any]:
 def code() -> dict[str, str]:
     """Return which code this is: the name of its files, and the commit that is checked out."""
     return {SOURCE: tree(), "commit": commit()}
+
+
+def draws_of(stored: Mapping[str, Any]) -> int:
+    """Return which draws a run was made with: the first ones where environment.json has no entry.
+
+    Args:
+        stored: environment.json of the run; empty if there is none, which counts as today's draws.
+    """
+    if not stored:
+        return DRAWS
+    draws: int = stored.get(DRAWN_BY, 1)
+    return draws
 
 
 def earlier_sources(stored: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.runs.build import build_world
-from fedglimpse.runs.folder import CLIENTS, stored_config, writing
+from fedglimpse.runs.folder import CLIENTS, check_draws, stored_config, writing
 from fedglimpse.runs.kept_models import kept_models, load_models
 from fedglimpse.simulation.world import World
 from fedglimpse.storage import store
@@ -166,6 +166,7 @@ def measure_run(run: Path, max_examples: int = 0) -> Panel:
             f"{run} holds a run on devices, which cannot be measured, since their data is not "
             "here: name a run of the simulator."
         )
+    check_draws(run, "measure it with the code that ran it, or run it again")
     config = stored_config(run, to_run=False)
     world = build_world(config)
     records = _records_by_lane(run, len(world.lanes))

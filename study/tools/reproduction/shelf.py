@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fedglimpse.runs.folder import affects_results, run_identity
+from fedglimpse.runs.provenance import draws_of
 from fedglimpse.studies.report.analysis import Results, analyse
 from fedglimpse.studies.results.load import load_study
 from fedglimpse.studies.results.published import read_paper
 from fedglimpse.studies.results.study import CellName, CellResult, Study
 from fedglimpse.studies.sweep.plan import read_plan
+from fedglimpse.version import DRAWS
 
 CHOSE_THE_RECIPE = frozenset({0, 1})  # seeds of recipe_study.toml
 TUNED_ON = dict.fromkeys(  # studies of preset `tuned-1` on the data of recipe_study.toml
@@ -88,8 +90,30 @@ class Shelf:
         for name, cells in self._cells.items():
             for cell in cells.values():
                 if cell.state == "finished":
-                    runs[run_identity(cell.config)] = (name, cell)
+                    identity = run_identity(cell.config, draws_of(cell.environment))
+                    runs[identity] = (name, cell)
         return runs
+
+    def _lent(
+        self, config: Mapping[str, Any], own: Mapping[CellName, CellResult], setting: str
+    ) -> tuple[str, CellResult] | None:
+        """Return a run that another study has finished, with the draws of this one's setting.
+
+        Args:
+            config: how it was run.
+            own: the cells that this study has.
+            setting: that of the run. Where none of its own cells is finished, older draws come
+                first: the results of the paper's settings were made with them.
+        """
+        versions: set[int] = set()
+        for cell in own.values():
+            if cell.setting == setting and cell.state == "finished":
+                versions.add(draws_of(cell.environment))
+        for draws in sorted(versions or range(1, DRAWS + 1)):
+            lent = self._finished_runs.get(run_identity(config, draws))
+            if lent is not None:
+                return lent
+        return None
 
     @cached_property
     def _cells(self) -> dict[str, dict[CellName, CellResult]]:
@@ -103,7 +127,8 @@ class Shelf:
 
     def _join(self, name: str) -> Stored:
         plan = read_plan(self.root / "plans" / f"{name}.toml", to_run=False)
-        stored_cells = dict(self._cells.get(name, {}))
+        own_cells = self._cells.get(name, {})
+        stored_cells = dict(own_cells)
         cells: list[CellResult] = []
         departures: dict[str, None] = {}
         lenders: Counter[str] = Counter()
@@ -113,7 +138,7 @@ class Shelf:
             cell = stored_cells.pop(cell_name, None)
             if cell is None:
                 cell = CellResult(planned.id, *cell_name, state="missing")
-            lent = self._finished_runs.get(run_identity(config))
+            lent = self._lent(config, own_cells, planned.setting)
             if cell.state != "finished" and lent is not None:
                 lender, run = lent
                 lenders[lender] += 1

@@ -15,6 +15,7 @@ from fedglimpse.studies.results.study import CellResult, Partition, Study
 from fedglimpse.studies.results.trace import trace_of
 from fedglimpse.studies.statistics.condense import condense
 from fedglimpse.studies.statistics.participation import Participation, classes_covered
+from fedglimpse.version import DRAWS
 
 CLASSES = 10
 
@@ -62,7 +63,9 @@ def write_run(
     folder.mkdir(parents=True)
     config = resolve(words)
     (folder / "config.toml").write_text(config.to_toml())
-    (folder / "environment.json").write_text(json.dumps({"fedglimpse": "0.1.0", "torch": "2"}))
+    (folder / "environment.json").write_text(
+        json.dumps({"fedglimpse": "0.1.0", "torch": "2", "draws": DRAWS})
+    )
     (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     if finish:
         (folder / "summary.json").write_text(json.dumps(summarise(records, config.rounds)))
@@ -128,7 +131,7 @@ def _cell(
         ),
         trace=trace_of(records, clients) if seed == first_seed else None,
         theory=theory if variant == "glimpse" and seed == first_seed else None,
-        environment={"fedglimpse": "0.1.0", "source": "0f1e"},
+        environment={"fedglimpse": "0.1.0", "source": "0f1e", "draws": DRAWS},
     )
 
 

@@ -24,7 +24,7 @@ from fedglimpse.studies.report.page_tables import (
     paper_claims,
     result_tables,
 )
-from fedglimpse.studies.report.tables import diverged, missing
+from fedglimpse.studies.report.tables import diverged, drawn_differently, missing
 from fedglimpse.studies.results.study import CellResult, Study
 from fedglimpse.studies.statistics.condense import Curve
 from fedglimpse.studies.statistics.difference import COVERAGE
@@ -32,7 +32,7 @@ from fedglimpse.version import VERSION
 
 SCRIPTS = ("colours.js", "tip.js", "filters.js", "curves.js", "raster.js", "agent.js", "main.js")
 MOST_LISTED = 8  # lines of missing or diverged runs at the top of the page
-MACHINE = ("fedglimpse", "python", "torch", "platform", "gpu")  # of the environment
+MACHINE = ("fedglimpse", "draws", "python", "torch", "platform", "gpu")  # of the environment
 SCALE = 10_000  # accuracies for the scripts are written as whole numbers
 COSTS = tuple(name for name in MEASURES if name != "rounds")
 
@@ -149,7 +149,12 @@ def _missing(results: Results) -> str:
         f"{len(unfinished)} of {cells} runs have not finished; these results are preliminary.",
         unfinished,
     )
-    return preliminary + _listed(f"{len(diverging)} of {cells} runs have diverged.", diverging)
+    unpaired = drawn_differently(results)
+    return (
+        preliminary
+        + _listed(f"{len(diverging)} of {cells} runs have diverged.", diverging)
+        + _listed("Not all runs of a setting share their random draws.", unpaired)
+    )
 
 
 def _listed(text: str, lines: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedglimpse.runs.provenance import SOURCE
+from fedglimpse.runs.provenance import SOURCE, draws_of
 from fedglimpse.studies.report.analysis import (
     MEASURES,
     Comparison,
@@ -217,7 +217,7 @@ def show(results: Results, console: Console) -> None:
         console.print(f"\n{LEGEND}", style="dim", highlight=False)
     for line in latecomers(results):
         console.print(escape(line), highlight=False)
-    for line in (*missing(results), *diverged(results)):
+    for line in (*missing(results), *diverged(results), *drawn_differently(results)):
         console.print(escape(line), style="yellow")
 
 
@@ -295,6 +295,24 @@ def missing(results: Results) -> list[str]:
         if cell.state != "finished":
             reason = f" ({cell.reason})" if cell.reason else ""
             lines.append(f"{cell.state}: {cell.setting}, {cell.variant}, seed {cell.seed}{reason}")
+    return lines
+
+
+def drawn_differently(results: Results) -> list[str]:
+    """Return one line for every setting whose runs do not share their random draws."""
+    lines: list[str] = []
+    for setting in results.study.settings:
+        versions: set[int] = set()
+        for row in results.of(setting):
+            for cell in row.cells:
+                if cell.state == "finished":
+                    versions.add(draws_of(cell.environment))
+        if len(versions) > 1:
+            known = " and ".join(map(str, sorted(versions)))
+            lines.append(
+                f"draws: {setting} has runs with versions {known} of the random draws, which do "
+                "not share partitions, so that their differences are not paired"
+            )
     return lines
 
 

@@ -25,11 +25,12 @@ from fedglimpse.runs.build import population_of
 from fedglimpse.runs.class_counts import FILE as PARTITION
 from fedglimpse.runs.class_counts import MOST_CLIENTS
 from fedglimpse.runs.folder import stored_values
+from fedglimpse.runs.provenance import draws_of
 from fedglimpse.storage import store
 from fedglimpse.storage.checkpoint import Checkpoint
 from fedglimpse.studies.results.checks import check_counts
 from fedglimpse.types import RECORD_FIELDS, RoundRecord
-from fedglimpse.version import VERSION
+from fedglimpse.version import DRAWS, VERSION
 
 CLIENT_FIELDS = tuple(name for name, kind in RECORD_FIELDS.items() if kind == "clients")
 log = logging.getLogger("fedglimpse")
@@ -155,11 +156,14 @@ class ClassCounts:
     def of(self, folder: Path, config: Mapping[str, Any], seed: int) -> Counts | None:
         """Return the class counts of one seed's clients; None if the data is not available.
 
+        Neither are they where the run was made with other draws than today's.
         Raises UserError for a damaged `partition.json`.
         """
         stored = folder / PARTITION
         if stored.exists():
             return _read_counts(stored, str(seed))
+        if draws_of(read_json(folder / "environment.json")) != DRAWS:
+            return None
         data_settings: list[tuple[str, Any]] = []
         for name, value in sorted(config.items()):
             if name.startswith("data."):

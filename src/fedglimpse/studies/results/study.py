@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import run_identity
+from fedglimpse.runs.provenance import draws_of
 from fedglimpse.studies.results.trace import RunTrace
 from fedglimpse.studies.statistics.condense import Facts
 from fedglimpse.studies.statistics.participation import Participation
@@ -135,11 +136,17 @@ def join_studies(studies: Sequence[Study], source: str) -> Study:
 
 def _check_same_run(cell: CellResult, other: CellResult, source: str) -> None:
     """Raise UserError if two cells with one name were not run alike: neither may hide the other."""
-    if cell.config and other.config and run_identity(cell.config) != run_identity(other.config):
+    if not cell.config or not other.config:
+        return
+    if _identity(cell) != _identity(other):
         raise UserError(
             f"{source} holds different runs of setting '{cell.setting}', variant "
             f"'{cell.variant}', seed {cell.seed}: keep each study in a folder of its own."
         )
+
+
+def _identity(cell: CellResult) -> str:
+    return run_identity(cell.config, draws_of(cell.environment))
 
 
 def _progress(cell: CellResult) -> tuple[bool, int, bool]:

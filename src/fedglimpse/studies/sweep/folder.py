@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
-from fedglimpse.runs.folder import RunFolder, writing
+from fedglimpse.runs.folder import RunFolder, check_same_draws, writing
 from fedglimpse.storage import store
 from fedglimpse.storage.checkpoint import Checkpoint
 from fedglimpse.storage.lock import SUFFIX as LOCK
@@ -68,13 +68,14 @@ class SweepFolder:
                 key="--out",
             )
 
-    def check_code(self, cells: Iterable[Cell], configs: Mapping[str, Config]) -> None:
-        """Raise UserError if the user's own code has changed since cells were run with it."""
+    def check_code(self, cells: Sequence[Cell], configs: Mapping[str, Config]) -> None:
+        """Raise UserError if the user's own code or our random draws differ from cells before."""
         for cell in cells:
             try:
                 RunFolder(self.of(cell)).check_code(configs[cell.id])
             except UserError as error:
                 raise UserError(f"Cell {cell.id}: {error}", key=error.key) from None
+        check_same_draws(map(self.of, cells))
 
     def opening(self) -> AbstractContextManager[None]:
         """Keep other shards from opening the folder at the same moment; wait for them."""

@@ -34,6 +34,7 @@ from fedglimpse.runs.folder import (
     writing,
 )
 from fedglimpse.runs.preflight import Readiness
+from fedglimpse.runs.provenance import draws_of
 from fedglimpse.runs.signals import stop_on_signals
 from fedglimpse.runs.threads import available_cores
 from fedglimpse.storage import store
@@ -364,7 +365,9 @@ def not_finished_in(
         with importing_no_own_code():
             study = load_study(path)
         for cell in study.cells:
-            identity = run_identity(cell.config) if cell.state == "finished" else ""
+            if cell.state != "finished":
+                continue
+            identity = run_identity(cell.config, draws_of(cell.environment))
             if identity in wanted and not changed_code(cell.environment, cell.config):
                 finished.add(identity)
     return [cell for cell in cells if planned[cell.id] not in finished]
@@ -400,8 +403,9 @@ def copy_finished(
         for summary in sorted((source / "cells").glob("*/summary.json")):
             run = summary.parent
             config = read_stored(stored_values(run)).flat()
-            identity = run_identity(config)
-            if identity in wanted and not changed_code(stored_environment(run), config):
+            stored = stored_environment(run)
+            identity = run_identity(config, draws_of(stored))
+            if identity in wanted and not changed_code(stored, config):
                 finished[identity] = run
     copied = 0
     for cell in cells:
