@@ -11,13 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedglimpse.federation.availability import MarkovOnOff, RandomAvailability
 from fedglimpse.federation.traces import DeviceTrace
 from fedglimpse.federation.visibility import (
     PATTERNS,
     Clusters,
     Full,
-    MarkovOnOff,
-    RandomAvailability,
     VisibilityConfig,
     build_visibility,
 )

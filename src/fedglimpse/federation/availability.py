@@ -1,20 +1,100 @@
-"""Clients that are seen at rates of their own, and clients that come and leave for good."""
+"""Visibility patterns in which every client comes and goes by itself.
+
+Each client with one probability, on and off for a while, with a rate of its own, or there for a
+time and then gone for good.
+"""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
-from fedglimpse import rng
 from fedglimpse.errors import require
-from fedglimpse.federation.visibility import check_present, check_rates
+from fedglimpse.plugins import ImportedOnUse
 
-_NEVER = torch.iinfo(torch.int64).max  # the round in which a client leaves that stays
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedglimpse import rng
+else:  # settings are read and checked without waiting for torch
+    torch = ImportedOnUse("torch")
+    rng = ImportedOnUse("fedglimpse.rng")
+
+_NEVER = 2**63 - 1  # the round in which a client leaves that stays
+
+
+@dataclass(frozen=True)
+class RandomAvailability:
+    """Every client is visible with probability `p`, independently; empty draws do not count.
+
+    Only visible clients are drawn: the gap from one to the next is geometric. Sweeps over
+    0..N-1 follow one another until one has a visible client, which is the distribution of
+    redrawing empty sets, at a cost that does not grow with N or 1/p.
+    """
+
+    num_clients: int
+    p: float
+
+    def visible(self, seed: int, round_num: int) -> Tensor:
+        """Return the available clients, at least one."""
+        source = rng.generator(seed, "visibility", round_num)
+        mean = self.num_clients * self.p
+        gaps_per_draw = int(mean + 6 * math.sqrt(mean)) + 16  # one draw nearly always suffices
+        log_miss = torch.log1p(torch.tensor(-self.p, dtype=torch.float64))
+        positions = torch.full((1,), -1.0, dtype=torch.float64)  # the first gap starts before 0
+        sweep_end = math.inf  # where the first sweep with a visible client ends
+        while positions[-1] < sweep_end:
+            uniform = 1 - torch.rand(gaps_per_draw, generator=source, dtype=torch.float64)  # (0, 1]
+            gaps = torch.floor(uniform.log() / log_miss) + 1
+            positions = torch.cat([positions, positions[-1] + gaps.cumsum(0)])
+            sweep_end = (positions[1].item() // self.num_clients + 1) * self.num_clients
+        in_sweep = positions[1:][positions[1:] < sweep_end]
+        return (in_sweep - (sweep_end - self.num_clients)).long()  # [V]
+
+
+@dataclass(frozen=True)
+class MarkovOnOff:
+    """Clients that come and go: off -> on with `p_on`, on -> off with `p_off`, each round.
+
+    Round 0 is drawn from the stationary distribution, P(on) = p_on / (p_on + p_off), so there is no
+    warm-up; the correlation between rounds t and t + s is (1 - p_on - p_off)^s. Where no client is
+    on, one uniformly drawn client is visible instead, and the chain continues unchanged. Rounds in
+    order cost O(N) each; going back starts again from round 0.
+    """
+
+    num_clients: int
+    p_on: float
+    p_off: float
+    _last: dict[int, tuple[int, Tensor]] = field(  # seed -> the last round and who was on
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def visible(self, seed: int, round_num: int) -> Tensor:
+        """Return the clients that are on."""
+        ids = self._state(seed, round_num).nonzero().flatten()  # [V]
+        if len(ids):
+            return ids
+        source = rng.generator(seed, "visibility-empty", round_num)
+        return torch.randint(self.num_clients, (1,), generator=source)
+
+    def _state(self, seed: int, round_num: int) -> Tensor:
+        """Return which clients are on.  # [N] bool."""
+        last_round, on = self._last.get(seed, (-1, None))
+        if on is None or last_round > round_num:
+            last_round = 0
+            on = self._draw(seed, 0) < self.p_on / (self.p_on + self.p_off)
+        for t in range(last_round + 1, round_num + 1):
+            on = self._draw(seed, t) < torch.where(on, 1 - self.p_off, self.p_on)
+        self._last[seed] = (round_num, on)
+        return on
+
+    def _draw(self, seed: int, round_num: int) -> Tensor:
+        source = rng.generator(seed, "visibility", round_num)
+        return torch.rand(self.num_clients, generator=source, dtype=torch.float64)  # [N]
 
 
 @dataclass(frozen=True)
@@ -196,3 +276,22 @@ def _draw_some(probabilities: Tensor, keys: Tensor) -> Tensor:
     later = torch.arange(num_clients) > first
     shown = later & (rng.uniform(keys, 2, num_clients) < probabilities)
     return shown.scatter(1, first, True)
+
+
+def check_rates(p_low: float, p_high: float) -> None:
+    """Raise UserError for probabilities that do not fall."""
+    require(
+        p_low <= p_high,
+        f"visibility.p_low={p_low} is more than visibility.p_high={p_high}: swap them, or lower "
+        "visibility.p_low.",
+        key="visibility.p_low",
+    )
+
+
+def check_present(present: int, num_clients: int) -> None:
+    """Raise UserError for more clients at a time than there are."""
+    require(
+        1 <= present <= num_clients,
+        f"visibility.present={present} does not fit {num_clients} clients: use 1 to {num_clients}.",
+        key="visibility.present",
+    )

@@ -5,8 +5,8 @@ lanes agree with runs on their own and resumed runs with uninterrupted ones; wha
 remembers between calls only saves time. Rounds count from 0.
 
 To add a pattern: write its class here, one entry of `PATTERNS`, and a field of `VisibilityConfig`
-for each setting of its own. Patterns from recorded devices are in `traces.py`, those of clients
-that differ in their rates or come late in `availability.py`.
+for each setting of its own. Patterns in which clients come and go by themselves are in
+`availability.py`, those of recorded devices in `traces.py`, a user's own in `own_visibility.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedglimpse.errors import UserError, nearest, require
+from fedglimpse.federation.availability import (
+    Churn,
+    MarkovOnOff,
+    RandomAvailability,
+    UnequalAvailability,
+    check_present,
+    check_rates,
+)
 from fedglimpse.fields import setting
 from fedglimpse.plugins import ImportedOnUse
 
@@ -99,76 +107,6 @@ class Clusters:
         return -(-index * self.num_clients // self.num_clusters)  # rounded up
 
 
-@dataclass(frozen=True)
-class RandomAvailability:
-    """Every client is visible with probability `p`, independently; empty draws do not count.
-
-    Only visible clients are drawn: the gap from one to the next is geometric. Sweeps over
-    0..N-1 follow one another until one has a visible client, which is the distribution of
-    redrawing empty sets, at a cost that does not grow with N or 1/p.
-    """
-
-    num_clients: int
-    p: float
-
-    def visible(self, seed: int, round_num: int) -> Tensor:
-        """Return the available clients, at least one."""
-        source = rng.generator(seed, "visibility", round_num)
-        mean = self.num_clients * self.p
-        gaps_per_draw = int(mean + 6 * math.sqrt(mean)) + 16  # one draw nearly always suffices
-        log_miss = torch.log1p(torch.tensor(-self.p, dtype=torch.float64))
-        positions = torch.full((1,), -1.0, dtype=torch.float64)  # the first gap starts before 0
-        sweep_end = math.inf  # where the first sweep with a visible client ends
-        while positions[-1] < sweep_end:
-            uniform = 1 - torch.rand(gaps_per_draw, generator=source, dtype=torch.float64)  # (0, 1]
-            gaps = torch.floor(uniform.log() / log_miss) + 1
-            positions = torch.cat([positions, positions[-1] + gaps.cumsum(0)])
-            sweep_end = (positions[1].item() // self.num_clients + 1) * self.num_clients
-        in_sweep = positions[1:][positions[1:] < sweep_end]
-        return (in_sweep - (sweep_end - self.num_clients)).long()  # [V]
-
-
-@dataclass(frozen=True)
-class MarkovOnOff:
-    """Clients that come and go: off -> on with `p_on`, on -> off with `p_off`, each round.
-
-    Round 0 is drawn from the stationary distribution, P(on) = p_on / (p_on + p_off), so there is no
-    warm-up; the correlation between rounds t and t + s is (1 - p_on - p_off)^s. Where no client is
-    on, one uniformly drawn client is visible instead, and the chain continues unchanged. Rounds in
-    order cost O(N) each; going back starts again from round 0.
-    """
-
-    num_clients: int
-    p_on: float
-    p_off: float
-    _last: dict[int, tuple[int, Tensor]] = field(  # seed -> the last round and who was on
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-
-    def visible(self, seed: int, round_num: int) -> Tensor:
-        """Return the clients that are on."""
-        ids = self._state(seed, round_num).nonzero().flatten()  # [V]
-        if len(ids):
-            return ids
-        source = rng.generator(seed, "visibility-empty", round_num)
-        return torch.randint(self.num_clients, (1,), generator=source)
-
-    def _state(self, seed: int, round_num: int) -> Tensor:
-        """Return which clients are on.  # [N] bool."""
-        last_round, on = self._last.get(seed, (-1, None))
-        if on is None or last_round > round_num:
-            last_round = 0
-            on = self._draw(seed, 0) < self.p_on / (self.p_on + self.p_off)
-        for t in range(last_round + 1, round_num + 1):
-            on = self._draw(seed, t) < torch.where(on, 1 - self.p_off, self.p_on)
-        self._last[seed] = (round_num, on)
-        return on
-
-    def _draw(self, seed: int, round_num: int) -> Tensor:
-        source = rng.generator(seed, "visibility", round_num)
-        return torch.rand(self.num_clients, generator=source, dtype=torch.float64)  # [N]
-
-
 def count_clusters(num_clients: int, cluster_size: int, overlap: int) -> int:
     """Return into how many clusters a ring of clients is cut.
 
@@ -201,22 +139,8 @@ def largest_cluster(num_clients: int, cluster_size: int, overlap: int) -> int:
     return min(longest_arc + overlap, num_clients)
 
 
-# Built by functions that import their modules when a run is built: those import torch at once.
-
-
-def _unequal(**settings: Any) -> Visibility:
-    from fedglimpse.federation.availability import UnequalAvailability
-
-    return UnequalAvailability(**settings)
-
-
-def _churn(**settings: Any) -> Visibility:
-    from fedglimpse.federation.availability import Churn
-
-    return Churn(**settings)
-
-
 def _trace(**settings: Any) -> Visibility:
+    """Build the pattern of recorded devices, whose module reads files with NumPy and torch."""
     from fedglimpse.federation.traces import DeviceTrace
 
     return DeviceTrace(**settings)
@@ -265,13 +189,13 @@ PATTERNS: dict[str, Pattern] = {
         settings=("p_on", "p_off"),
     ),
     "unequal": Pattern(
-        _unequal,
+        UnequalAvailability,
         "each client with a probability of its own between `visibility.p_low` and "
         "`visibility.p_high`, see [unequal clients](#unequal-clients); empty rounds are redrawn",
         settings=("p_low", "p_high", "rates", "rates_by"),
     ),
     "churn": Pattern(
-        _churn,
+        Churn,
         "`visibility.present` clients are there, each one visible with probability `visibility.p`; "
         "they leave for good and others replace them, see [clients that come and "
         "leave](#clients-that-come-and-leave); empty rounds are redrawn",
@@ -387,25 +311,6 @@ def check_sizes(settings: VisibilityConfig, num_clients: int) -> None:
         f"visibility.min_visible={settings.min_visible} can never be met, since at most {largest} "
         f"clients are visible: use at most {largest}.",
         key="visibility.min_visible",
-    )
-
-
-def check_rates(p_low: float, p_high: float) -> None:
-    """Raise UserError for probabilities that do not fall."""
-    require(
-        p_low <= p_high,
-        f"visibility.p_low={p_low} is more than visibility.p_high={p_high}: swap them, or lower "
-        "visibility.p_low.",
-        key="visibility.p_low",
-    )
-
-
-def check_present(present: int, num_clients: int) -> None:
-    """Raise UserError for more clients at a time than there are."""
-    require(
-        1 <= present <= num_clients,
-        f"visibility.present={present} does not fit {num_clients} clients: use 1 to {num_clients}.",
-        key="visibility.present",
     )
 
 

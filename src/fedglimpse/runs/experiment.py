@@ -91,7 +91,7 @@ def run_together(
     Keeping other processes out of the folders is the caller's part.
 
     Args:
-        runs: configurations whose `builder.together_key` is the same, with their run folders.
+        runs: configurations whose `build.together_key` is the same, with their run folders.
         resume: continue the runs that are in their folders.
         listener: follows the rounds of all of them.
         should_stop: asked after every round; True ends them with `Stopped`.
