@@ -82,7 +82,7 @@ def test_cache_agrees_on_batches() -> None:
 
 
 def test_gaussian_matrix_is_standard_normal_without_repeated_tiles() -> None:
-    matrix = GaussianSketch(SIZE, 32, cached=True)._matrix(torch.device("cpu"))  # [d, D]
+    matrix = GaussianSketch(SIZE, 32, cached=True)._drawn_matrix()  # [d, D]
     assert matrix.shape == (SIZE, 32)
     assert abs(float(matrix.mean())) < 0.02
     assert abs(float(matrix.var()) - 1) < 0.03

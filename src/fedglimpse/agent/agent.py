@@ -138,7 +138,7 @@ class Agents:
             weights = weights.view(shape).cpu()
             entropies = -torch.special.xlogy(weights, weights).sum(dim=2)  # [R, h, V]
         for lane, view in seen.items():
-            count = view.num_visible
+            count = len(view.ids)
             attention = None
             entropy = None
             if weights is not None:
@@ -157,7 +157,7 @@ class Agents:
 
     def _take_in(self, seen: Mapping[int, View]) -> Observation:
         """Put together what the lanes see now, one round each; lanes that see nobody are masked."""
-        width = max(view.num_visible for view in seen.values())
+        width = max(len(view.ids) for view in seen.values())
         if self.on_gpu:
             width = max(width, self.memory.width)  # the same in most rounds: one recording
         slots_of_all = (self.lanes, 1, width)  # B being 1
@@ -170,7 +170,7 @@ class Agents:
             if is_new:
                 self.scale.add(lane, sketch)
             features = features_of(view, self.config.input, self.config.standardise)
-            slots = slice(view.num_visible)
+            slots = slice(len(view.ids))
             clients[lane, 0, slots] = features
             ids[lane, 0, slots] = view.ids
             mask[lane, 0, slots] = True

@@ -173,30 +173,24 @@ class Dueling(nn.Module):
         """
         visible = mask.sum(dim=2, keepdim=True).clamp_min(1)  # [R, B, 1]
         share = (mask / visible).unsqueeze(2)  # [R, B, 1, V]
-        cluster = pooled(xi, share)  # [R, B, d]
+        sets = mask.shape[1:]  # B, V
+        cluster = (share @ xi.unflatten(1, sets)).squeeze(2)  # [R, B, d]
         value = self.value_input(cluster)
         advantage = self.advantage_input(xi)  # [R, B * V, hidden]
         if self.value_identity is not None and self.advantage_identity is not None:
             assert identity is not None
-            value = self.value_identity(pooled(identity, share), value)
+            mean_identity = (share @ identity.unflatten(1, sets)).squeeze(2)
+            value = self.value_identity(mean_identity, value)
             advantage = self.advantage_identity(identity, advantage)
         if self.advantage_context is not None:
             context = self.advantage_context(cluster).unsqueeze(2)  # [R, B, 1, hidden]
-            by_set = advantage.view(*mask.shape, -1)  # [R, B, V, hidden]
+            by_set = advantage.unflatten(1, sets)  # [R, B, V, hidden]
             advantage = (by_set + context).flatten(1, 2)
         value = self.value_output(F.gelu(value))  # [R, B, outputs]
         advantage = self.advantage_output(F.gelu(advantage))  # [R, B * V, outputs]
-        level = value - pooled(advantage, share)
-        advantage_by_set = advantage.view(*mask.shape, -1)  # [R, B, V, outputs]
-        return advantage_by_set + level.unsqueeze(2)
-
-
-def pooled(tokens: Tensor, share: Tensor) -> Tensor:
-    """Average `[R, B * V, d]` over V with the weights `[R, B, 1, V]` -> `[R, B, d]`."""
-    lanes, rounds, _, visible = share.shape
-    by_set = tokens.reshape(lanes * rounds, visible, -1)
-    means = torch.bmm(share.flatten(0, 1), by_set)  # [R * B, 1, d]
-    return means.view(lanes, rounds, -1)
+        advantage_by_set = advantage.unflatten(1, sets)  # [R, B, V, outputs]
+        mean_advantage = share @ advantage_by_set  # [R, B, 1, outputs]
+        return advantage_by_set + (value.unsqueeze(2) - mean_advantage)
 
 
 class IdentityTable(nn.Module):

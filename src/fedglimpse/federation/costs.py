@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -92,16 +93,40 @@ class RoundCost:
     server_flops: int
 
 
-@dataclass
-class _ReportCost:
-    """What reports cost in a round, besides the models that travel."""
+class _ReportPrice(NamedTuple):
+    """What a set of reports costs, besides the models that travel."""
 
-    floats_up: float = 0
-    floats_down: float = 0
-    client_examples: float = 0  # forward passes on clients
-    server_examples: float = 0  # forward passes on the server
-    receivers: int = 0  # clients that need the model for a report before training
-    uploads: int = 0  # clients that upload their model for a report
+    floats_up: int  # for each client that reports
+    floats_down: int
+    client_passes: float  # over the local examples of a client
+    client_examples: float  # of the proxy set, for each client on its device
+    server_examples: float  # once for all clients
+    server_examples_each: float  # for each client
+    needs_model: bool  # each client has to receive the model, before it trains
+    uploads_model: bool  # each client has to upload its model
+
+
+@cache
+def _report_price(names: frozenset[str], sizes: Sizes) -> _ReportPrice:
+    """Add up what reports cost: the same in every round."""
+    needs = [CATALOGUE[name] for name in names]
+    return _ReportPrice(
+        floats_up=sum(need.up(sizes) for need in needs),
+        floats_down=sum(need.down(sizes) for need in needs),
+        client_passes=sum(need.client_passes for need in needs),
+        client_examples=sizes.proxy * sum(need.client_proxy_passes for need in needs),
+        server_examples=sizes.proxy * sum(need.server_passes for need in needs),
+        server_examples_each=sizes.proxy * sum(need.server_passes_each for need in needs),
+        needs_model=any(need.phase == "probe" and not need.oracle for need in needs),
+        uploads_model=any(need.uploads_model for need in needs),
+    )
+
+
+@cache
+def _sent_later(method_needs: frozenset[str], needs_after: frozenset[str]) -> frozenset[str]:
+    """Return the reports that the chosen clients send besides their upload."""
+    later = needs_after - method_needs
+    return frozenset(name for name in later if not CATALOGUE[name].from_upload)
 
 
 @dataclass(frozen=True)
@@ -131,47 +156,44 @@ class CostModel:
             has_choice: the method has chosen among the visible clients.
             selector_flops: what the method reports of its work on the server.
         """
-        reports = _ReportCost()
         needs = method.selector.needs
+        reporting: list[tuple[_ReportPrice, Sequence[int]]] = []  # prices and who pays them
         if has_choice or trained:
-            visible_examples = sum(examples.values())
-            for name in needs:
-                self._add_report(reports, name, len(examples), visible_examples)
+            reporting.append((_report_price(needs, self.sizes), list(examples)))
         if has_choice:
-            selected_examples = sum(examples[client] for client in selected)
             needs_after = method.selector.learns_from | method.aggregator.needs
-            for name in needs_after - needs:
-                if not CATALOGUE[name].from_upload:
-                    self._add_report(reports, name, len(selected), selected_examples)
+            sent_later = _sent_later(needs, needs_after)
+            reporting.append((_report_price(sent_later, self.sizes), selected))
 
         state = self.sizes.state
-        uploads = max(len(selected), reports.uploads)
-        receivers = max(len(trained), reports.receivers)
+        uploads = len(selected)
+        receivers = len(trained)
+        floats_up = 0
+        floats_down = 0
+        client_examples = 0.0  # of forward passes for reports
+        server_examples = 0.0
+        for price, clients in reporting:
+            count = len(clients)
+            local_examples = sum(examples[client] for client in clients)
+            floats_up += count * price.floats_up
+            floats_down += count * price.floats_down
+            client_examples += local_examples * price.client_passes + count * price.client_examples
+            server_examples += price.server_examples + count * price.server_examples_each
+            if price.needs_model:
+                receivers = max(receivers, count)
+            if price.uploads_model:
+                uploads = max(uploads, count)
         flops_per_example = self.flops.train
         if method.objective.distill > 0:  # clients run the received model beside their own
             flops_per_example += self.flops.forward
         trained_examples = sum(examples[client] for client in trained)
         training = trained_examples * self.epochs * flops_per_example
-        client_passes = reports.client_examples * self.flops.forward
-        server_passes = reports.server_examples * self.flops.forward
+        client_passes = client_examples * self.flops.forward
+        server_passes = server_examples * self.flops.forward
         aggregation = 2 * len(selected) * state
         return RoundCost(
-            uplink_bytes=round(FLOAT_BYTES * (uploads * state + reports.floats_up)),
-            downlink_bytes=round(FLOAT_BYTES * (receivers * state + reports.floats_down)),
+            uplink_bytes=round(FLOAT_BYTES * (uploads * state + floats_up)),
+            downlink_bytes=round(FLOAT_BYTES * (receivers * state + floats_down)),
             client_flops=round(training + client_passes),
             server_flops=round(aggregation + server_passes) + selector_flops,
         )
-
-    def _add_report(self, cost: _ReportCost, name: str, clients: int, examples: int) -> None:
-        """Add what one report of so many clients, with so many examples together, costs."""
-        need = CATALOGUE[name]
-        proxy = self.sizes.proxy
-        cost.floats_up += clients * need.up(self.sizes)
-        cost.floats_down += clients * need.down(self.sizes)
-        cost.client_examples += examples * need.client_passes
-        cost.client_examples += clients * proxy * need.client_proxy_passes
-        cost.server_examples += proxy * (need.server_passes + clients * need.server_passes_each)
-        if need.phase == "probe" and not need.oracle:
-            cost.receivers = max(cost.receivers, clients)
-        if need.uploads_model:
-            cost.uploads = max(cost.uploads, clients)

@@ -72,16 +72,19 @@ class GaussianSketch:
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the projections `[..., D]` of rows `[..., d]`."""
         flat = _flat_rows(rows, self.size_in)  # [J, d]
+        device = flat.device
+        if self.cached and device not in self._matrices:
+            self._matrices[device] = self._drawn_matrix().to(device)
         if self.cached and flat.is_cuda:
-            product = flat @ self._matrix(flat.device)  # [J, D]
+            product = flat @ self._matrices[device]  # [J, D]
         else:
             product = flat.new_zeros(len(flat), self.size_out)
             pieces = torch.split(flat, TILE, 1)
             tiles: Iterable[Tensor]
             if self.cached:
-                tiles = torch.split(self._matrix(flat.device), TILE)
+                tiles = torch.split(self._matrices[device], TILE)
             else:
-                tiles = self._drawn_tiles(flat.device)
+                tiles = self._drawn_tiles(device)
             for tile, piece in zip(tiles, pieces, strict=True):
                 tile_product = piece @ tile[: piece.shape[1]]
                 product += tile_product  # a separate step: addmm rounds worse
@@ -99,14 +102,12 @@ class GaussianSketch:
                 self._fill(tile, index)
             yield from block[: len(indices)].to(device)
 
-    def _matrix(self, device: torch.device) -> Tensor:
-        """Return P transposed, made once for each device.  # [d, D]."""
-        if device not in self._matrices:
-            matrix = torch.empty(math.ceil(self.size_in / TILE) * TILE, self.size_out)
-            for index, tile in enumerate(torch.split(matrix, TILE)):
-                self._fill(tile, index)
-            self._matrices[device] = matrix[: self.size_in].to(device)
-        return self._matrices[device]
+    def _drawn_matrix(self) -> Tensor:
+        """Draw P transposed.  # [d, D]."""
+        matrix = torch.empty(math.ceil(self.size_in / TILE) * TILE, self.size_out)
+        for index, tile in enumerate(torch.split(matrix, TILE)):
+            self._fill(tile, index)
+        return matrix[: self.size_in]
 
     def _fill(self, tile: Tensor, index: int) -> None:
         tile.normal_(generator=rng.generator(self.seed, "sketch", index))

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedglimpse.flower.deployment import Deployment
 from fedglimpse.simulation.evaluation import Scores
-from fedglimpse.simulation.plugin_checks import plain_metrics, reported_flops
+from fedglimpse.simulation.plugin_checks import COUNTED_METRIC, plain_metrics
 from fedglimpse.types import RoundRecord
 
 
@@ -51,11 +51,9 @@ class RoundLog:
         info_source = f"Choice.info of {selector_name}.select()"
         feedback_source = f"What {selector_name}.feedback() returned"
         extra = dict(plain_metrics(self.info, info_source))
-        metrics = plain_metrics(feedback, feedback_source)
-        selector_flops = reported_flops(metrics, feedback_source)
-        for name, value in metrics.items():
-            if name != "server_flops":  # counted in the cost
-                extra[name] = value
+        metrics = dict(plain_metrics(feedback, feedback_source))
+        selector_flops = int(metrics.pop(COUNTED_METRIC, 0))  # counted in the cost
+        extra |= metrics
         visible_sizes = deployment.sizes[self.visible].tolist()
         cost = deployment.costs.round(
             deployment.method,

@@ -47,6 +47,9 @@ class ReportRequest:
 
 Requests = Sequence[ReportRequest]  # one for each lane
 
+# Rows of all clients, one lane after the other `[J, ...]`; or one tensor for each lane.
+Values = Tensor | Sequence[Tensor]
+
 
 class Reporter:
     """Computes what a client would compute on its own device, and what the server knows.
@@ -63,17 +66,18 @@ class Reporter:
         self._alone: frozenset[str] = frozenset()  # reports of one lane at a time
         if keeps_lanes_separate(evaluator.device):
             self._alone = ALONE_ON_CPU
-        self._reports: Mapping[str, Callable[[Requests], Sequence[Tensor]]] = {
+        norms = partial(torch.linalg.vector_norm, dim=1)
+        self._reports: Mapping[str, Callable[[Requests], Values]] = {
             "label_histogram": _label_histograms,
-            "loss": self._loss,
+            "loss": partial(self._losses, after_training=False),
             "gradient_distance": partial(self._distances, per_tensor=True),
             "gradient_distance_l2": partial(self._distances, per_tensor=False),
-            "sketch": self._sketches,
-            "delta_sketch": self._delta_sketches,
-            "update_norm": self._update_norms,
+            "sketch": partial(self._of_parameters, rows_of=states_of, describe=sketch),
+            "delta_sketch": partial(self._of_parameters, rows_of=deltas_of, describe=sketch),
+            "update_norm": partial(self._of_parameters, rows_of=deltas_of, describe=norms),
             "train_loss": _train_losses,
             "rms_loss": _rms_losses,
-            "loss_after": self._loss_after,
+            "loss_after": partial(self._losses, after_training=True),
             "delta_similarity": self._delta_similarity,
             "proxy_predictions": self._proxy_predictions,
             "proxy_logits": self._proxy_logits,
@@ -92,16 +96,20 @@ class Reporter:
         asking.pop("reward", None)  # the server knows it after the round
         for name in sorted(asking):
             lanes = asking[name]
-            lane_requests = [requests[r] for r in lanes]
-            compute = self._reports[name]
+            passes = [lanes]
             if name in self._alone:
-                values = [compute([request])[0] for request in lane_requests]
-            else:
-                values = list(compute(lane_requests))
-            for r, value in zip(lanes, _to_cpu(values), strict=True):
-                if value.dim() > 2:
-                    value = value.flatten(1)
-                reports[r][name] = value
+                passes = [[r] for r in lanes]
+            for lanes_of_pass in passes:
+                lane_requests = [requests[r] for r in lanes_of_pass]
+                values = self._reports[name](lane_requests)
+                if isinstance(values, Tensor):
+                    values = values.split([len(request.ids) for request in lane_requests])
+                flat = torch.cat([value.flatten() for value in values])
+                on_cpu = flat.detach().float().cpu()  # in one transfer
+                pieces = on_cpu.split([value.numel() for value in values])
+                for r, value, piece in zip(lanes_of_pass, values, pieces, strict=True):
+                    rows = piece.view(value.shape)
+                    reports[r][name] = rows.flatten(1) if rows.dim() > 2 else rows
         return reports
 
     def probes(
@@ -143,22 +151,35 @@ class Reporter:
 
     # ---- At the global model, before training.
 
-    def _loss(self, requests: Requests) -> Sequence[Tensor]:
-        """Mean loss of each lane's global model on its clients' examples `[V]`."""
+    def _losses(self, requests: Requests, after_training: bool) -> Tensor:
+        """Return the mean loss of a model on each client's examples `[J]`.
+
+        Args:
+            requests: of the lanes.
+            after_training: of each client's trained model; else of its lane's global model, which
+                is evaluated on the examples of all the lane's clients at once.
+        """
         x, y, counts = _client_examples(requests)
-        lane_counts: list[int] = []  # examples of all clients of a lane
-        first = 0
-        for request in requests:
-            last = first + len(request.ids)
-            lane_counts.append(sum(counts[first:last]))
-            first = last
+        if after_training:
+            states = torch.cat([clients.states for clients in _trained(requests)])  # [J, d]
+            counts_of_states = counts
+        else:
+            states = torch.stack([request.state for request in requests])  # [R, d]
+            counts_of_states = []  # examples of all clients of a lane
+            first = 0
+            for request in requests:
+                last = first + len(request.ids)
+                counts_of_states.append(sum(counts[first:last]))
+                first = last
+        if not counts:
+            return states.new_zeros(0)
         losses = self.evaluator.losses(
-            _global_states(requests),
-            x.split(lane_counts),
-            y.split(lane_counts),
+            states,
+            x.split(counts_of_states),
+            y.split(counts_of_states),
         )
         losses_of_clients = torch.cat(losses).split(counts)
-        return _split(requests, _means(losses_of_clients, like=losses[0]))
+        return torch.stack([losses_of_client.mean() for losses_of_client in losses_of_clients])
 
     def _distances(self, requests: Requests, per_tensor: bool) -> list[Tensor]:
         """Distance of each client's full gradient from the proxy gradient `[V]`."""
@@ -171,7 +192,7 @@ class Reporter:
             proxy_ys.append(y)
             states.append(request.state.expand(len(request.ids), -1))
         proxy_gradients = self.evaluator.mean_gradients(
-            _global_states(requests),
+            torch.stack([request.state for request in requests]),
             proxy_xs,
             proxy_ys,
         )
@@ -181,7 +202,7 @@ class Reporter:
             x.split(counts),
             y.split(counts),
         )
-        lane_gradients = _split(requests, gradients)
+        lane_gradients = gradients.split([len(request.ids) for request in requests])
         distances: list[Tensor] = []
         for of_clients, of_proxy in zip(lane_gradients, proxy_gradients, strict=True):
             distance = gradient_distance(
@@ -195,31 +216,21 @@ class Reporter:
 
     # ---- After training.
 
-    def _sketches(self, requests: Requests) -> Sequence[Tensor]:
-        states = states_of(_trained(requests))  # [J, d]
-        sketches = self.sketch(states[:, : self.num_params])
-        return _split(requests, sketches)
+    def _of_parameters(
+        self,
+        requests: Requests,
+        rows_of: Callable[[Sequence[TrainedClients]], Tensor],
+        describe: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Describe each client's trained parameters, or what training has added to them.
 
-    def _delta_sketches(self, requests: Requests) -> Sequence[Tensor]:
-        deltas = deltas_of(_trained(requests))  # [J, d]
-        sketches = self.sketch(deltas[:, : self.num_params])
-        return _split(requests, sketches)
-
-    def _update_norms(self, requests: Requests) -> Sequence[Tensor]:
-        deltas = deltas_of(_trained(requests))  # [J, d]
-        norms = deltas[:, : self.num_params].norm(dim=1)
-        return _split(requests, norms)
-
-    def _loss_after(self, requests: Requests) -> Sequence[Tensor]:
-        """Mean loss of each client's trained model on its examples `[V]`."""
-        states = torch.cat([clients.states for clients in _trained(requests)])
-        x, y, counts = _client_examples(requests)
-        losses = self.evaluator.losses(
-            states,
-            x.split(counts),
-            y.split(counts),
-        )
-        return _split(requests, _means(losses, like=states))
+        Args:
+            requests: of the lanes.
+            rows_of: `states_of` or `deltas_of`.
+            describe: a sketch or a norm of each row.
+        """
+        rows = rows_of(_trained(requests))  # [J, d]
+        return describe(rows[:, : self.num_params])
 
     def _delta_similarity(self, requests: Requests) -> list[Tensor]:
         similarities: list[Tensor] = []
@@ -247,6 +258,7 @@ class Reporter:
         return [logits[i] for i in range(len(requests))]
 
     def _logits_in_one_pass(self, requests: Requests) -> Sequence[Tensor]:
+        counts = [len(request.ids) for request in requests]
         copies: list[Tensor] = []  # of each lane's proxy inputs, one for each client
         for request in requests:
             x, _ = proxy_examples(request.population)
@@ -259,14 +271,14 @@ class Reporter:
         if not len(states):
             num_classes = self.evaluator.num_classes
             nothing = states.new_zeros(0, x.shape[1], num_classes)
-            return _split(requests, nothing)
+            return nothing.split(counts)
         logits = self.evaluator.logits_of(states, x)
-        return _split(requests, logits.float())
+        return logits.float().split(counts)
 
     # ---- Known to the server.
 
     def _global_sketches(self, requests: Requests) -> Sequence[Tensor]:
-        states = _global_states(requests)
+        states = torch.stack([request.state for request in requests])  # [R, d]
         sketches = self.sketch(states[:, : self.num_params])
         return sketches.unbind()
 
@@ -346,17 +358,6 @@ def _client_examples(requests: Requests) -> tuple[Tensor, Tensor, list[int]]:
     return dataset.x_train[joined_rows], dataset.y_train[joined_rows], counts
 
 
-def _means(losses: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return the mean of each client's losses `[V]`, of the type of `like`; there may be none."""
-    if not losses:
-        return like.new_zeros(0)
-    return torch.stack([loss.mean() for loss in losses])
-
-
-def _global_states(requests: Requests) -> Tensor:
-    return torch.stack([request.state for request in requests])  # [R, d]
-
-
 def _trained(requests: Requests) -> list[TrainedClients]:
     """Return the clients of each lane, which have trained."""
     trained: list[TrainedClients] = []
@@ -366,26 +367,6 @@ def _trained(requests: Requests) -> list[TrainedClients]:
             raise ValueError(f"clients {ids} are asked for reports before training")
         trained.append(request.clients)
     return trained
-
-
-def _split(requests: Requests, rows: Tensor) -> Sequence[Tensor]:
-    """Return the rows `[J, ...]` of all clients lane by lane."""
-    counts = [request.ids.shape[0] for request in requests]
-    return rows.split(counts)
-
-
-def _to_cpu(values: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors to the CPU as float32, in one transfer."""
-    flat_values = [value.reshape(-1) for value in values]
-    floats = torch.cat(flat_values).detach().float()
-    floats = floats.cpu()
-    on_cpu: list[Tensor] = []
-    first = 0
-    for value in values:
-        last = first + value.numel()
-        on_cpu.append(floats[first:last].view(value.shape))
-        first = last
-    return on_cpu
 
 
 def _of_phase(names: frozenset[str], phase: Phase) -> frozenset[str]:

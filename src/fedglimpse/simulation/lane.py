@@ -25,7 +25,6 @@ from fedglimpse.simulation.plugin_checks import (
     COUNTED_METRIC,
     checked_step,
     plain_metrics,
-    reported_flops,
 )
 from fedglimpse.types import Choice, Method, Outcome, RoundRecord, Update, View, Visibility
 
@@ -213,10 +212,7 @@ class RoundResults:
         info_source = f"Choice.info of {selector_name}.select()"
         extra = dict(plain_metrics(lane_round.choice_info, info_source))
         metrics = dict(plain_metrics(feedback, feedback_source))
-        selector_flops = 0
-        if COUNTED_METRIC in metrics:
-            selector_flops = reported_flops(metrics, feedback_source)
-            del metrics[COUNTED_METRIC]  # counted in the cost
+        selector_flops = int(metrics.pop(COUNTED_METRIC, 0))  # counted in the cost
         cost = self.costs.round(
             lane.method,
             lane_round.examples,

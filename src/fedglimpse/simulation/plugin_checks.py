@@ -202,6 +202,9 @@ def plain_metrics(metrics: object, source: str) -> Mapping[str, Any]:
         if type(value) in PLAIN_TYPES:
             plain[name] = value
             continue
+        if type(value) is list and PLAIN_TYPES.issuperset(map(type, value)):
+            plain[name] = list(value)  # long lists are common, and mostly plain
+            continue
         try:
             plain[name] = _plain(value)
         except TypeError as error:
@@ -209,6 +212,9 @@ def plain_metrics(metrics: object, source: str) -> Mapping[str, Any]:
                 f"{source} holds {error} as '{name}', which no record can: give a number, a word, "
                 "or a list of these, such as tensor.tolist()."
             ) from None
+    flops = plain.get(COUNTED_METRIC, 0)
+    if not isinstance(flops, int | float) or not math.isfinite(flops):
+        raise UserError(f"{source} has {COUNTED_METRIC}={flops!r}: give a finite number.")
     return plain
 
 
@@ -219,20 +225,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | float | str | None):
         return value
     if isinstance(value, list | tuple):
-        if PLAIN_TYPES.issuperset(map(type, value)):  # long lists are common, and mostly plain
-            return list(value)
         return [_plain(entry) for entry in value]
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
         return {key: _plain(entry) for key, entry in value.items()}
     raise TypeError(kind_of(value))
-
-
-def reported_flops(metrics: Mapping[str, Any], source: str) -> int:
-    """Return the operations that a selector says it computed on the server."""
-    flops = metrics.get(COUNTED_METRIC, 0)
-    if not isinstance(flops, int | float) or not math.isfinite(flops):
-        raise UserError(f"{source} has {COUNTED_METRIC}={flops!r}: give a finite number.")
-    return int(flops)
 
 
 # ---- What an aggregator returns.
