@@ -26,7 +26,7 @@ ALLOWED = {
     # `agent.*`, `data.*` and `visibility.*` are declared in their own rooms
     "config": {"agent", "data", "errors", "federation", "fields"},
     "data": {"errors", "fields", "plugins", "rng", "storage"},
-    "simulation": {"config", "data", "errors", "federation", "rng", "types"},
+    "simulation": {"config", "data", "errors", "federation", "plugins", "rng", "types"},
     "methods": {
         "agent", "config", "errors", "federation", "fields", "plugins", "rng", "types",
     },

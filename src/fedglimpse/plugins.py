@@ -35,6 +35,8 @@ KEYS = ("method", "model.name", "data.name", "data.partition", "visibility.kind"
 OWN_CODE = "own_code"  # entry of environment.json
 FAILED_CODE = "own_code_that_failed"  # likewise, of code that was fixed later
 
+ENDS = (SystemExit, GeneratorExit)  # what ends a process and is no error
+
 _PACKAGE = __name__.partition(".")[0]
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _user_packages: set[str] = set()  # top packages of the plug-ins that were loaded
@@ -181,6 +183,25 @@ def _working_directory_first() -> Iterator[None]:
         sys.path.remove(folder)
 
 
+@contextmanager
+def not_ended_by_own_code() -> Iterator[None]:
+    """Turn `sys.exit` in a user's code into a UserError: a run that it ended has no result."""
+    try:
+        yield
+    except ENDS as error:
+        fault = users_fault(error)
+        if fault is None:
+            raise
+        raise UserError(
+            f"Your own code ended the run: {fault}; let it raise an error instead."
+        ) from None
+
+
+def has_values(tensor: Any) -> bool:
+    """Say whether a tensor is an ordinary one: neither sparse nor on the device "meta"."""
+    return not tensor.is_meta and str(tensor.layout) == "torch.strided"
+
+
 def users_fault(error: BaseException) -> str | None:
     """Return what a user's own code raised and where; None for an error that is not theirs.
 
@@ -235,7 +256,7 @@ def _explaining_errors(function: Callable[..., Any], name: str, key: str) -> Cal
             return function(*args, **kwargs)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, *ENDS) as error:
             fault = users_fault(error)
             if fault is None:
                 raise

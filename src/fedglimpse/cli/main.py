@@ -55,6 +55,12 @@ def main() -> None:
     """Run the command line; a mistake of the user's ends in one sentence and exit code 2."""
     try:
         app()
+    except SystemExit as ended:  # typer's own, but for one in a user's code
+        fault = users_fault(ended)
+        if fault is None:
+            raise
+        print(f"fedglimpse: your own code ended the command: {fault}; fix it.", file=sys.stderr)
+        sys.exit(2)
     except UserError as error:
         print(f"fedglimpse: {error}", file=sys.stderr, flush=True)
         if isinstance(error, DeviceLost):

@@ -25,6 +25,7 @@ from fedglimpse.config.schema import Config, flatten
 from fedglimpse.errors import UserError, nearest, require
 from fedglimpse.fields import check_fields
 
+LARGEST_NUMBER = 3.4e38  # models are float32
 OPTION = re.compile(r"options\.[A-Za-z0-9_-]+")
 KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -264,6 +265,11 @@ def _plain(key: str, value: Any, hint: type[Any]) -> Any:
     require(type(value) is hint, f"{key}={value!r} must be {KIND_NAMES[hint]}.", key=key)
     if isinstance(value, float):
         require(math.isfinite(value), f"{key}={value} must be a finite number.", key=key)
+        require(
+            abs(value) <= LARGEST_NUMBER,
+            f"{key}={value:g} is beyond the range of float32: use at most {LARGEST_NUMBER:g}.",
+            key=key,
+        )
     return value
 
 

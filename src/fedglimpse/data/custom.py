@@ -17,7 +17,7 @@ from fedglimpse.data.config import DataConfig
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.partition import PartitionFunctions
 from fedglimpse.errors import UserError, require
-from fedglimpse.plugins import load_callable
+from fedglimpse.plugins import has_values, load_callable
 
 _checksums: dict[str, int] = {}  # name -> checksum of what its factory returned first
 
@@ -56,6 +56,8 @@ def load_own(name: str) -> Dataset:
             "fedglimpse.data.Dataset(...).",
             key="data.name",
         )
+    for field in ("x_train", "y_train", "x_test", "y_test", "subjects"):
+        _check_values(setting, field, getattr(result, field))
     _check_examples(setting, "x_train", result.x_train)
     _check_examples(setting, "x_test", result.x_test)
     _check_same_kind(setting, result.x_train, result.x_test)
@@ -83,6 +85,16 @@ def _num_classes(setting: str, value: object) -> int:
         key="data.name",
     )
     return number
+
+
+def _check_values(setting: str, name: str, values: object) -> None:
+    is_plain = not isinstance(values, Tensor) or has_values(values)
+    require(
+        is_plain,
+        f"{setting} has {name} that is sparse or on the device 'meta': give an ordinary tensor, "
+        "such as x.to_dense().",
+        key="data.name",
+    )
 
 
 def _check_examples(setting: str, name: str, x: Tensor) -> None:
@@ -227,7 +239,10 @@ def _split_by(
 def _clients_of(setting: str, result: Any) -> list[Tensor]:
     """Return a tensor for every client of what a user's function returned."""
     try:
-        return [torch.as_tensor(rows) for rows in result]
+        clients = [torch.as_tensor(rows) for rows in result]
+        if not all(map(has_values, clients)):
+            raise TypeError
+        return clients
     except (TypeError, ValueError, RuntimeError):
         raise UserError(
             f"{setting} returned {type(result).__name__}, not the row numbers of each client: "

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedglimpse.errors import UserError, nearest, require
 from fedglimpse.federation.state import Entry, Layout
-from fedglimpse.plugins import load_callable, users_fault
+from fedglimpse.plugins import has_values, load_callable, users_fault
 
 Norm = Literal["batch", "group"]
 Shape = tuple[int, ...]
@@ -161,6 +161,19 @@ def _load(name: str) -> nn.Module:
         f"Model '{name}' has no parameters to train: give it a layer such as nn.Linear.",
         key="model.name",
     )
+    for entry, tensor in model.state_dict().items():
+        require(
+            has_values(tensor),
+            f"Model '{name}' has {entry} that is sparse or on the device 'meta': build it of "
+            "ordinary tensors.",
+            key="model.name",
+        )
+        require(
+            bool(tensor.isfinite().all()),
+            f"Model '{name}' begins with numbers in {entry} that are not finite: initialise it "
+            "with others.",
+            key="model.name",
+        )
     return model
 
 
@@ -168,7 +181,7 @@ def _check_fit(name: str, model: nn.Module, input_shape: Shape, num_classes: int
     """Raise UserError unless one example of the data gives one score for each class."""
     was_training = model.training
     try:
-        with torch.no_grad():
+        with torch.enable_grad():
             scores = model.eval()(torch.zeros(1, *input_shape))
     except Exception as error:
         fault = users_fault(error)
@@ -191,5 +204,11 @@ def _check_fit(name: str, model: nn.Module, input_shape: Shape, num_classes: int
         shape == (1, num_classes),
         f"Model '{name}' gives scores of shape {shape[1:]} for {num_classes} classes: end it with "
         f"a layer of width {num_classes}.",
+        key="model.name",
+    )
+    require(
+        scores.requires_grad,
+        f"Model '{name}' gives scores without a gradient: leave out torch.no_grad() and detach() "
+        "in forward().",
         key="model.name",
     )

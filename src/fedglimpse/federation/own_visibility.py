@@ -10,7 +10,7 @@ from torch import Tensor
 from fedglimpse import rng
 from fedglimpse.errors import require
 from fedglimpse.federation.visibility import VisibilityConfig
-from fedglimpse.plugins import load_callable
+from fedglimpse.plugins import has_values, load_callable
 
 
 class UserPattern:
@@ -54,6 +54,8 @@ class UserPattern:
         when = f"in round {round_num} of seed {seed}"
         try:
             ids = torch.as_tensor(answer)
+            if not has_values(ids):
+                raise TypeError
         except (TypeError, ValueError, RuntimeError):
             ids = torch.empty(0, 0)  # neither a tensor nor numbers: refused below
         is_whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)

@@ -20,6 +20,7 @@ from fedglimpse.federation.costs import CostModel, ModelFlops
 from fedglimpse.federation.reports import CATALOGUE, PERMISSION, Sizes
 from fedglimpse.federation.state import Layout
 from fedglimpse.federation.visibility import build_visibility
+from fedglimpse.flower.claims import clipped_sizes
 from fedglimpse.flower.clients import KnownClients
 from fedglimpse.flower.device import objective_parts
 from fedglimpse.flower.exchange import Exchange
@@ -66,6 +67,8 @@ class ServerTerms:
     train_timeout: float = 600.0
     upload_timeout: float = 120.0
     quorum: float = 0.5  # share of the clients asked that must answer, else the round passes
+    max_examples: int = 1_000_000  # a client that reports more is refused
+    max_share: float = 0.5  # of a round's weight; of three clients or more, none gets more
     poll: float = 0.01  # seconds between two polls; grows to half a second while nothing arrives
     patience: float = 3.0  # a silent node gets new work after this many timeouts
 
@@ -92,6 +95,8 @@ _RANGES: Mapping[str, Range] = {
     "train_timeout": _SECONDS,
     "upload_timeout": _SECONDS,
     "quorum": (lambda value: 0 <= value <= 1, "is not a share: use 0 to 1, such as 0.5."),
+    "max_examples": (lambda value: value >= 1, "is too small: use 1 or more."),
+    "max_share": (lambda value: 0 < value <= 1, "is not a share: use more than 0, up to 1."),
     "poll": _SECONDS,
     "patience": (lambda value: value >= 1, "must be 1 or more timeouts."),
 }
@@ -248,6 +253,7 @@ class Deployment:
             proxy=len(problem.proxy[1]),
             classes=classes,
         )
+        sizes = clipped_sizes(sizes, terms.max_share)
         setting = Setting(config, config.seeds[0], sizes, classes, layout.num_params)
         method = build_method(config.method, setting)
         return Deployment(
@@ -276,8 +282,9 @@ class Deployment:
 
     @property
     def sizes(self) -> Tensor:
-        """Local examples of all N clients, as last reported `[N]`."""
-        return torch.tensor(self.clients.typical_sizes())
+        """Local examples of all N clients, as last reported, each a bounded share `[N]`."""
+        sizes = torch.tensor(self.clients.typical_sizes())
+        return clipped_sizes(sizes, self.terms.max_share)
 
     @property
     def server_data(self) -> Population:

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 from fedglimpse.flower import messages as wire
 from fedglimpse.flower.clients import UNKNOWN_SIZE, Arrival, KnownClients, identity
 from fedglimpse.flower.exchange import Exchange
-from fedglimpse.flower.requests import size_in
+from fedglimpse.flower.requests import Refused, size_in
 
 log = logging.getLogger("flwr.fedglimpse")
 
@@ -29,6 +29,7 @@ class Handshake:
         settings: Mapping[str, wire.Plain],
         hello_timeout: float,
         required: frozenset[str],
+        max_examples: int,
     ) -> None:
         """Begin with no client greeted on its present connection.
 
@@ -38,12 +39,14 @@ class Handshake:
             settings: sent in a hello, besides the round.
             hello_timeout: seconds.
             required: what a client must be able to do, reports and objectives.
+            max_examples: of a client that is believed.
         """
         self.exchange = exchange
         self.clients = clients
         self.settings = settings
         self.hello_timeout = hello_timeout
         self.required = required
+        self.max_examples = max_examples
         self.refusals: dict[int, str] = {}  # node -> the sentence about it
         self._online_since: dict[int, str] = {}  # node -> since when, according to the SuperLink
         self._greeted_since: dict[int, str] = {}  # the same, when it said hello
@@ -134,11 +137,12 @@ class Handshake:
             return None
         self._serves[node] = wire.names_in(info, "serves")
         self.refusals.pop(node, None)
-        return Arrival(
-            node_id=node,
-            name=name,
-            size=size_in(content, UNKNOWN_SIZE),
-        )
+        try:
+            size = size_in(content, UNKNOWN_SIZE, self.max_examples)
+        except Refused as refusal:  # its updates will be refused, too, where they say the same
+            size = UNKNOWN_SIZE
+            log.warning("Client '%s' says that it has %s.", name, refusal)
+        return Arrival(node_id=node, name=name, size=size)
 
     def _admit(self, arrivals: list[Arrival]) -> None:
         """Take in nodes; of several with one name, only the newest gets work."""

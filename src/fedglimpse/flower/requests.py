@@ -23,7 +23,6 @@ from fedglimpse.flower.round_log import RoundLog
 from fedglimpse.simulation.plugin_checks import checked_starts
 
 _HEADER = 1024  # bytes that numpy's format may add
-_LARGEST_SIZE = 2**40  # examples that a client may claim to have
 
 
 class Refused(Exception):
@@ -239,7 +238,7 @@ class ClientRequests:
     ) -> dict[str, Tensor]:
         """Return the reports of a reply, and note its size and loss."""
         sizes = self.deployment.clients.sizes
-        size = size_in(content, sizes[client])
+        size = size_in(content, sizes[client], self.deployment.terms.max_examples)
         if size == 0:
             sizes[client] = 0  # it is greeted again before it gets more work
             raise Refused("no examples")
@@ -309,11 +308,16 @@ def report_of(content: RecordDict, name: str, shape: tuple[int, ...]) -> Tensor:
     return value
 
 
-def size_in(content: RecordDict, default: int) -> int:
-    """Return the number of local examples in a reply, or `default` where it has no valid one."""
+def size_in(content: RecordDict, default: int, max_examples: int) -> int:
+    """Return the number of local examples in a reply, or `default` where it has no valid one.
+
+    Raises:
+        Refused: for a number that the operator does not believe.
+    """
     metrics = content.metric_records.get("metrics")
     size = None if metrics is None else metrics.get("num-examples")
     if not isinstance(size, int | float) or not math.isfinite(size):
         return default
-    is_plausible = 0 <= size < _LARGEST_SIZE
-    return int(size) if is_plausible else default
+    if size > max_examples:
+        raise Refused(f"{size:.0f} examples, more than terms.max_examples={max_examples}")
+    return int(size) if size >= 0 else default

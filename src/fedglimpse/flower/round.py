@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedglimpse import rng
 from fedglimpse.flower import messages as wire
+from fedglimpse.flower.claims import clipped, clipped_sizes
 from fedglimpse.flower.deployment import Deployment
 from fedglimpse.flower.handshake import Handshake, wait_until
 from fedglimpse.flower.requests import CheckedUpdate, ClientRequests
@@ -247,11 +248,18 @@ class DeviceRound:
         method = deployment.method
         updates = {chosen.client: chosen.update for chosen in used}  # in the order of the choice
         ids = torch.tensor(list(updates), dtype=torch.long)  # [K]
-        sizes = deployment.sizes[ids]
+        reported_sizes = torch.tensor(deployment.clients.typical_sizes())[ids]
+        sizes = clipped_sizes(deployment.sizes[ids], deployment.terms.max_share)
         positions = [chosen.position for chosen in used]
         weights = choice.weights_at(positions)
         if weights is None:
             weights = sizes.double() / sizes.sum()
+            self._note_clipped(ids, reported_sizes.double() / reported_sizes.sum(), weights)
+        elif choice.shares:
+            bounded = clipped(weights, deployment.terms.max_share)
+            bounded = bounded * (weights.sum() / bounded.sum())
+            self._note_clipped(ids, weights, bounded)
+            weights = bounded
         reports = self._reports_after(updates)
         if updates:
             starts, states = _stacked(updates)  # [K, d]
@@ -287,6 +295,16 @@ class DeviceRound:
             weights=weights.float(),
             reports=_named(reports, method.selector.learns_from),
         )
+
+    def _note_clipped(self, ids: Tensor, shares: Tensor, bounded: Tensor) -> None:
+        """Name the clients whose share of the round was clipped, by `terms.max_share`."""
+        for client, share, used in zip(
+            ids.tolist(), shares.tolist(), bounded.tolist(), strict=True
+        ):
+            if used < share * (1 - 1e-6):
+                max_share = self.deployment.terms.max_share
+                reason = f"share {share:.3f} clipped to {used:.3f} (terms.max_share={max_share:g})"
+                self.log.clip(client, self.deployment.clients.names[client], reason)
 
     def _reports_after(self, updates: Mapping[int, CheckedUpdate]) -> dict[str, Tensor]:
         """Return the reports about the uploaded models: sent by clients, or computed here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from fedglimpse.flower.deployment import Deployment
 from fedglimpse.simulation.evaluation import Scores
 from fedglimpse.simulation.plugin_checks import COUNTED_METRIC, plain_metrics
 from fedglimpse.types import RoundRecord
+
+log = logging.getLogger("flwr.fedglimpse")
 
 
 @dataclass
@@ -22,6 +25,7 @@ class RoundLog:
     trained: list[int] = field(default_factory=list)  # ids that were sent work to train
     rejected: list[int] = field(default_factory=list)  # ids whose reply was refused
     failed: dict[int, str] = field(default_factory=dict)  # ids without a usable reply, and why
+    clipped: dict[int, str] = field(default_factory=dict)  # ids with less weight than reported
     selected: list[int] = field(default_factory=list)  # ids whose update was used
     weights: list[float] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)  # mean training loss by id
@@ -33,6 +37,11 @@ class RoundLog:
         self.failed[client] = reason
         if refused and client not in self.rejected:
             self.rejected.append(client)
+
+    def clip(self, client: int, name: str, reason: str) -> None:
+        """Note a client whose weight was clipped; the log says it once a round, by name."""
+        self.clipped[client] = reason
+        log.warning("Round %d: client '%s': %s.", self.round_num, name, reason)
 
     def record(
         self,
@@ -54,6 +63,8 @@ class RoundLog:
         metrics = dict(plain_metrics(feedback, feedback_source))
         selector_flops = int(metrics.pop(COUNTED_METRIC, 0))  # counted in the cost
         extra |= metrics
+        if self.clipped:
+            extra["clipped"] = _by_text(self.clipped)
         visible_sizes = deployment.sizes[self.visible].tolist()
         cost = deployment.costs.round(
             deployment.method,
@@ -66,9 +77,6 @@ class RoundLog:
         losses = self.losses.values()
         all_bytes = sum(self.received_bytes.values())
         chosen_bytes = sum(self.received_bytes.get(client, 0) for client in self.selected)
-        failed = {}
-        for client, reason in sorted(self.failed.items()):
-            failed[str(client)] = reason
         return RoundRecord(
             lane=0,
             seed=deployment.seed,
@@ -88,7 +96,12 @@ class RoundLog:
             downlink_bytes=cost.downlink_bytes,
             client_flops=cost.client_flops,
             server_flops=cost.server_flops,
-            failed=failed,
+            failed=_by_text(self.failed),
             received_bytes_chosen=chosen_bytes,
             received_bytes_others=all_bytes - chosen_bytes,
         )
+
+
+def _by_text(reasons: Mapping[int, str]) -> dict[str, str]:
+    """Return what is said of clients, by id in JSON's way."""
+    return {str(client): reason for client, reason in sorted(reasons.items())}

@@ -200,6 +200,7 @@ class Server:
             settings={**self.user_settings, **run_settings},
             hello_timeout=self.terms.hello_timeout,
             required=RoundPlan.of(method, config).required,
+            max_examples=self.terms.max_examples,
         )
 
     def _await_clients(self, handshake: Handshake, first_round: int, resumed: bool) -> None:

@@ -14,7 +14,7 @@ from fedglimpse.config.loading import resolve
 from fedglimpse.config.schema import Config
 from fedglimpse.errors import UserError
 from fedglimpse.federation.reports import PERMISSION
-from fedglimpse.plugins import users_fault
+from fedglimpse.plugins import not_ended_by_own_code, users_fault
 from fedglimpse.runs.build import build_world
 from fedglimpse.runs.class_counts import store_class_counts
 from fedglimpse.runs.folder import RunFolder, writing
@@ -47,6 +47,7 @@ class Result:
     path: Path | None
 
 
+@not_ended_by_own_code()
 def run(
     config: Config | Mapping[str, Any],
     out: Path | str | None = None,
@@ -77,6 +78,7 @@ def run(
         return pack.run(resume, should_stop)[0]
 
 
+@not_ended_by_own_code()
 def run_together(
     runs: Sequence[tuple[Config, Path | None]],
     *,

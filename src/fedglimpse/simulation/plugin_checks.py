@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedglimpse.errors import UserError
 from fedglimpse.federation import reports as catalogue
+from fedglimpse.plugins import has_values
 from fedglimpse.types import (
     RECORD_FIELDS,
     Aggregator,
@@ -27,12 +28,15 @@ from fedglimpse.types import (
 )
 
 LARGEST_WEIGHT = 1e6  # of an update; the weights of a mean add up to 1
+WHOLE_NUMBERS = (torch.int64, torch.int32)
 PLAIN_TYPES = frozenset({bool, int, float, str, type(None)})
 COUNTED_METRIC = "server_flops"  # the one measured field a selector may log: it adds to the cost
 
 
 def kind_of(value: object) -> str:
     """Describe a value that a user's code returned, to be named in a sentence."""
+    if isinstance(value, Tensor) and not has_values(value):
+        return "a tensor that is sparse or on the device 'meta'"
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if value is None:
@@ -121,6 +125,19 @@ def check_state(plugin: object, state: object) -> None:
             f"{type(plugin).__name__}.state_dict() returned {kind_of(state)}: return a dict of "
             "what load_state_dict() needs, {} where that is nothing."
         )
+    if _has_meta_tensor(state):
+        raise UserError(
+            f"{type(plugin).__name__}.state_dict() holds a tensor on the device 'meta', which has "
+            "no values to save: return it from a real device."
+        )
+
+
+def _has_meta_tensor(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_meta
+    if isinstance(value, dict):
+        return any(map(_has_meta_tensor, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_meta_tensor, value))
 
 
 # ---- What a selector returns.
@@ -134,7 +151,7 @@ def check_choice(choice: object, view: View, k: int, selector: object) -> Choice
     slots: object = choice.slots  # whatever a user's code returned
     if not isinstance(slots, Tensor):
         raise UserError(f"{answer} slots that are {kind_of(slots)}: use torch.tensor(slots).")
-    if slots.dtype not in (torch.int64, torch.int32) or slots.dim() != 1:
+    if not has_values(slots) or slots.dtype not in WHOLE_NUMBERS or slots.dim() != 1:
         raise UserError(
             f"{answer} slots that are {kind_of(slots)}: use a row of positions in view.ids, int64."
         )
@@ -159,7 +176,8 @@ def _check_weights(weights: object, count: int, answer: str) -> None:
     """Raise UserError where the weights of a choice are not one number for each of its slots."""
     if not isinstance(weights, Tensor):
         raise UserError(f"{answer} weights that are {kind_of(weights)}: use torch.tensor(weights).")
-    if weights.dtype == torch.bool or weights.dim() != 1:
+    is_number = weights.dtype != torch.bool and not weights.is_complex()
+    if not has_values(weights) or not is_number or weights.dim() != 1:
         raise UserError(
             f"{answer} weights that are {kind_of(weights)}: use a row of floats, one for each slot."
         )
@@ -220,6 +238,8 @@ def plain_metrics(metrics: object, source: str) -> Mapping[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Return a value as JSON represents it; TypeError names its kind where JSON cannot."""
+    if isinstance(value, Tensor) and not has_values(value):
+        raise TypeError(kind_of(value))
     if isinstance(value, Tensor | np.generic | np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, bool | int | float | str | None):
@@ -237,9 +257,9 @@ def _plain(value: Any) -> Any:
 def checked_starts(aggregator: Aggregator, state: Tensor, ids: Tensor) -> Tensor:
     """Return the states `[n, d]` that these clients train from, as the aggregator says."""
     starts = aggregator.starts(state, ids)
-    if starts.shape != (ids.shape[0], state.shape[0]):
+    if not has_values(starts) or starts.shape != (ids.shape[0], state.shape[0]):
         raise UserError(
-            f"{type(aggregator).__name__}.starts returned shape {tuple(starts.shape)}: "
+            f"{type(aggregator).__name__}.starts returned {kind_of(starts)}: "
             f"return one state of {len(state)} floats for each of the {len(ids)} clients."
         )
     return starts
@@ -250,7 +270,8 @@ def checked_step(aggregator: Aggregator, state: Tensor, update: Update) -> Tenso
     new_state: Any = aggregator.step(state, update)  # whatever a user's code returned
     step = f"{type(aggregator).__name__}.step answered round {update.round_num} with"
     is_tensor = isinstance(new_state, Tensor)
-    if not is_tensor or new_state.shape != state.shape or not new_state.is_floating_point():
+    is_plain = is_tensor and has_values(new_state) and new_state.is_floating_point()
+    if not is_plain or new_state.shape != state.shape:
         raise UserError(
             f"{step} {kind_of(new_state)}: return the next global state, a tensor of {len(state)} "
             "floats like the given one."
@@ -258,11 +279,18 @@ def checked_step(aggregator: Aggregator, state: Tensor, update: Update) -> Tenso
     is_ours = type(aggregator).__module__.startswith("fedglimpse.")  # finite where updates are
     if not is_ours and not bool(new_state.isfinite().all()):
         raise UserError(f"{step} numbers that are not finite: fix step().")
-    applied: object = aggregator.applied
+    applied: Any = aggregator.applied  # whatever a user's code set
     count = len(update.weights)
-    if applied is not None and not (isinstance(applied, Tensor) and applied.shape == (count,)):
+    is_row = isinstance(applied, Tensor) and has_values(applied) and applied.shape == (count,)
+    if applied is not None and not is_row:
         raise UserError(
             f"{type(aggregator).__name__}.applied is {kind_of(applied)} after round "
             f"{update.round_num}: make it a tensor of the {count} weights that were used, or None."
+        )
+    if applied is not None and not is_ours and not bool((applied.abs() <= LARGEST_WEIGHT).all()):
+        raise UserError(
+            f"{type(aggregator).__name__}.applied is {applied.tolist()} after round "
+            f"{update.round_num}: make it the weights that were used, finite and at most "
+            f"{LARGEST_WEIGHT:g}."
         )
     return cast(Tensor, new_state)

@@ -221,9 +221,9 @@ def read(path: Path, fix: str = RESTORE, key: str = "") -> bytes:
         OSError: for one that cannot be read.
     """
     manifest = Manifest(path.parent)
+    content = path.read_bytes()
     if not manifest.exists:
         warn_not_verified(path.parent)
-    content = path.read_bytes()
     if not manifest.accepts(path.name, content):
         content = path.read_bytes()  # another process may have replaced both in between
         if not Manifest(path.parent).accepts(path.name, content):

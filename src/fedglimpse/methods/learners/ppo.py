@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fedglimpse import rng
+from fedglimpse.errors import require
 
 LOG_SIGMA = (-5.0, 1.0)  # bounds of the actor's log standard deviation
 FIRST_LOG_SIGMA = -1.0  # about where it starts: gentle exploration around equal numbers
@@ -143,6 +144,12 @@ class PPO:
             mu, log_sigma, _ = self._read_one(clients)
         action = mu + log_sigma.exp() * torch.stack(noise)
         log_prob = log_density(action, mu, log_sigma).sum()
+        require(
+            bool(action.isfinite().all()),
+            "The agent that sets the weights has diverged: its numbers are no longer finite; lower "
+            "options.lr.",
+            key="options.lr",
+        )
         acted = ActedRound(
             clients=clients,
             action=action,
