@@ -94,22 +94,7 @@ class TemporalWindow(WeightedDelta):
     def step(self, state: Tensor, update: Update) -> Tensor:
         """Return the next global state `[d]`."""
         aggregate = weighted_delta(state, update)
-        models = self.window_with(state, aggregate)
-        return torch.stack(models).mean(0)
-
-    def window_with(self, state: Tensor, aggregate: Tensor) -> list[Tensor]:
-        """Return the models `[d]` to average, and remember what later rounds average with.
-
-        Args:
-            state: the global model before this round.  # [d]
-            aggregate: of this round.  # [d]
-        """
-        if self.source == "smoothed":
-            self.past.append(state)  # W^t, averaged already
-            return [aggregate, *self.past]
-        models = [aggregate, *self.past]
-        self.past.append(aggregate)
-        return models
+        return average_over_time([self], state[None], aggregate[None])[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the models still in the window."""
@@ -119,6 +104,28 @@ class TemporalWindow(WeightedDelta):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the models of `state`."""
         self.past = deque(state["past"], maxlen=self.window - 1)
+
+
+def average_over_time(
+    lanes: Sequence[TemporalWindow], states: Tensor, aggregates: Tensor
+) -> Tensor:
+    """Return the next global states `[R, d]`, and remember what later rounds average with.
+
+    Args:
+        lanes: windows that hold the same number of models.
+        states: the global models before this round.  # [R, d]
+        aggregates: of this round.  # [R, d]
+    """
+    models: list[Tensor] = []
+    for lane, state, aggregate in zip(lanes, states, aggregates, strict=True):
+        if lane.source == "smoothed":
+            lane.past.append(state)  # W^t, averaged already
+            models += [aggregate, *lane.past]
+        else:
+            models += [aggregate, *lane.past]
+            lane.past.append(aggregate)
+    windows = torch.stack(models).unflatten(0, (len(states), -1))  # [R, window, d]
+    return windows.mean(1)
 
 
 def batch_key(aggregator: Aggregator) -> Hashable | None:
@@ -142,10 +149,7 @@ def step_lanes(aggregators: Sequence[Aggregator], states: Tensor, update: Update
         update: of as many clients in every lane: weights `[R, K]`, deltas `[R, K, d]`.
     """
     aggregates = weighted_delta(states, update)  # [R, d]
-    models: list[Tensor] = []
-    for aggregator, state, aggregate in zip(aggregators, states, aggregates, strict=True):
-        if not isinstance(aggregator, TemporalWindow):
-            return aggregates  # they have the same key: none is a window
-        models += aggregator.window_with(state, aggregate)
-    windows = torch.stack(models).unflatten(0, (len(states), -1))  # [R, window, d]
-    return windows.mean(1)
+    windows = [one for one in aggregators if isinstance(one, TemporalWindow)]
+    if not windows:  # the key is the same for all: all are windows, or none is
+        return aggregates
+    return average_over_time(windows, states, aggregates)
