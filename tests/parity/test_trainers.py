@@ -196,9 +196,9 @@ def test_waves_give_the_same(max_jobs: int) -> None:
     widths = []
     train_wave = parts._train_wave
 
-    def watched(wave, positions, sums):  # type: ignore[no-untyped-def]
-        widths.append(len(wave.jobs))
-        return train_wave(wave, positions, sums)
+    def watched(named_start, jobs, part, positions, sums):  # type: ignore[no-untyped-def]
+        widths.append(len(jobs))
+        return train_wave(named_start, jobs, part, positions, sums)
 
     parts._train_wave = watched  # type: ignore[method-assign]
     assert_same(whole.train(start, jobs), parts.train(start, jobs))
