@@ -151,7 +151,9 @@ def check_choice(choice: object, view: View, k: int, selector: object) -> Choice
     slots: object = choice.slots  # whatever a user's code returned
     if not isinstance(slots, Tensor):
         raise UserError(f"{answer} slots that are {kind_of(slots)}: use torch.tensor(slots).")
-    if not has_values(slots) or slots.dtype not in WHOLE_NUMBERS or slots.dim() != 1:
+    is_ours = type(selector).__module__.startswith("fedglimpse.")  # never sparse or without values
+    is_readable = is_ours or has_values(slots)
+    if not is_readable or slots.dtype not in WHOLE_NUMBERS or slots.dim() != 1:
         raise UserError(
             f"{answer} slots that are {kind_of(slots)}: use a row of positions in view.ids, int64."
         )
