@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedglimpse.data.config import PARTITIONS
+from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.federation.reports import CATALOGUE, Need, Sizes
 from fedglimpse.federation.visibility import PATTERNS
 from fedglimpse.methods import descriptions, registry

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedglimpse.data.config import PARTITIONS, DataConfig
+from fedglimpse.data.config import DataConfig
 from fedglimpse.data.dataset import Dataset
+from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.data.population import (
     Population,
     build_population,

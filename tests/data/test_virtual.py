@@ -5,13 +5,13 @@ import torch
 from test_population import build, make_dataset
 
 from fedglimpse.config.schema import Config, DataConfig
-from fedglimpse.data.partition import FUNCTIONS
+from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.data.population import VirtualRows
 from fedglimpse.runs.build import population_of
 from mistakes import mistake
 
 MANY = 1_000_000
-DRAWN = [name for name, functions in FUNCTIONS.items() if functions.mix]
+DRAWN = [name for name, functions in PARTITIONS.items() if functions.mix]
 
 
 @pytest.mark.parametrize("partition", DRAWN)

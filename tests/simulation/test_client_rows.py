@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedglimpse.data.config import DataConfig
-from fedglimpse.data.partition import FUNCTIONS
+from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.data.population import Population, virtual_rows
 from fedglimpse.federation.aggregation import WeightedDelta
 from fedglimpse.simulation.local_training import ClientRows
@@ -48,7 +48,7 @@ def test_clients_that_draw_their_rows_are_asked_one_by_one() -> None:
     dealt = small.population()
     labels = dealt.dataset.y_train
     settings = DataConfig(partition="iid", clients=10**6, samples=4)
-    drawn = virtual_rows(labels, torch.arange(len(labels)), FUNCTIONS["iid"], settings, seed=0)
+    drawn = virtual_rows(labels, torch.arange(len(labels)), PARTITIONS["iid"], settings, seed=0)
     people = Population(dealt.dataset, drawn, dealt.proxy)
     table = taken(ClientRows(), [people, dealt], [[999_999, 3], [0]])
     assert table[0, :4].tolist() == people.rows[999_999].tolist()

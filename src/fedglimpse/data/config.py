@@ -6,33 +6,11 @@ Imports no torch, so that a mistake is answered at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from fedglimpse.data.partition import PARTITIONS
 from fedglimpse.fields import setting
 
 DATASETS = ("digits", "synthetic", "cifar10", "fashion", "har", "hapt")
-
-
-class PartitionKind(NamedTuple):
-    """What to know of a choice of `data.partition`; its functions are in `partition.py`."""
-
-    meaning: str  # one line for the documentation
-    settings: tuple[str, ...] = ()  # the names of `data.*` that it reads
-    by_subject: bool = False  # every client is one subject, so the data say how many there are
-
-
-PARTITIONS: dict[str, PartitionKind] = {
-    "dirichlet": PartitionKind(
-        "every client has its own mix of classes, from Dir(alpha)",
-        settings=("alpha", "equal_size", "min_size"),
-    ),
-    "label_skew": PartitionKind(
-        "every client has few classes: exactly so many, or random shards as in the release",
-        settings=("classes_per_client", "exact_classes"),
-    ),
-    "iid": PartitionKind("all rows at random"),
-    "subject": PartitionKind("one client for every subject", by_subject=True),
-}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """How training rows are split among clients: the functions behind `data.partition`.
 
-To add a partition, write a function like `iid`, register it in `FUNCTIONS`, at the end of this
-file, and say what it does in `PARTITIONS` of `config.py`. Every function returns one tensor of row
-positions for each client. No row is given to two clients, and only the given generator is random.
+To add a partition, write a function like `iid` and register it in `PARTITIONS`, at the end of this
+file. Every function returns one tensor of row positions for each client. No row is given to two
+clients, and only the given generator is random.
 """
 
 from __future__ import annotations
@@ -10,22 +10,28 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from fedglimpse import rng
-from fedglimpse.data.config import DataConfig
 from fedglimpse.errors import require
+from fedglimpse.plugins import ImportedOnUse
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedglimpse import rng
+    from fedglimpse.data.config import DataConfig
+
+    # (labels [n], number of clients, generator, settings) -> row positions of each client
+    Split = Callable[[Tensor, int, torch.Generator, DataConfig], Sequence[Tensor]]
+    DrawCounts = Callable[[torch.Generator], Tensor]  # returns how many rows of each class  # [C]
+    # (rows of each class in the pool [C], settings) -> what draws the mix of one client
+    Mix = Callable[[Tensor, DataConfig], DrawCounts]
+else:  # settings are read and checked without waiting for torch
+    torch = ImportedOnUse("torch")
+    rng = ImportedOnUse("fedglimpse.rng")
 
 _MAX_DRAWS = 100
-
-
-# (labels [n], number of clients, generator, settings) -> row positions of each client
-Split = Callable[[Tensor, int, torch.Generator, DataConfig], Sequence[Tensor]]
-DrawCounts = Callable[[torch.Generator], Tensor]  # returns how many rows of each class  # [C]
-# (rows of each class in the pool [C], settings) -> what draws the mix of one client
-Mix = Callable[[Tensor, DataConfig], DrawCounts]
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,16 @@ class PartitionFunctions:
         split: gives every row to one client at most. By subject, it gets the subject of every row
             instead of its label.
         mix: with `data.samples`, the classes that a client draws; None: clients cannot draw.
+        meaning: one line for the documentation.
+        settings: the names of `data.*` that it reads.
+        by_subject: every client is one subject, so the data say how many there are.
     """
 
     split: Split
     mix: Mix | None = None
+    meaning: str = ""
+    settings: tuple[str, ...] = ()
+    by_subject: bool = False
 
 
 def iid(
@@ -406,9 +418,21 @@ def label_skew_mix(totals: Tensor, settings: DataConfig) -> DrawCounts:
     return draw_counts
 
 
-FUNCTIONS: dict[str, PartitionFunctions] = {
-    "dirichlet": PartitionFunctions(dirichlet, dirichlet_mix),
-    "label_skew": PartitionFunctions(label_skew, label_skew_mix),
-    "iid": PartitionFunctions(iid, iid_mix),
-    "subject": PartitionFunctions(by_subject),
+PARTITIONS: dict[str, PartitionFunctions] = {
+    "dirichlet": PartitionFunctions(
+        dirichlet,
+        dirichlet_mix,
+        "every client has its own mix of classes, from Dir(alpha)",
+        settings=("alpha", "equal_size", "min_size"),
+    ),
+    "label_skew": PartitionFunctions(
+        label_skew,
+        label_skew_mix,
+        "every client has few classes: exactly so many, or random shards as in the release",
+        settings=("classes_per_client", "exact_classes"),
+    ),
+    "iid": PartitionFunctions(iid, iid_mix, "all rows at random"),
+    "subject": PartitionFunctions(
+        by_subject, meaning="one client for every subject", by_subject=True
+    ),
 }

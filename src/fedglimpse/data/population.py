@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -19,14 +19,16 @@ from fedglimpse.data.config import DataConfig
 from fedglimpse.data.custom import own_partition
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.partition import (
-    FUNCTIONS,
-    DrawCounts,
+    PARTITIONS,
     PartitionFunctions,
     class_pools,
     class_sizes,
     stratified_sample,
 )
 from fedglimpse.errors import UserError, require
+
+if TYPE_CHECKING:
+    from fedglimpse.data.partition import DrawCounts
 
 
 class Rows(Protocol):
@@ -200,7 +202,7 @@ def virtual_rows(
         key="data.samples",
     )
     if functions.mix is None:
-        drawable = [name for name, registered in FUNCTIONS.items() if registered.mix]
+        drawable = [name for name, registered in PARTITIONS.items() if registered.mix]
         raise UserError(
             f"data.partition={settings.partition} deals rows out, so clients cannot draw "
             f"data.samples={samples} of their own: use {', '.join(drawable)}, or data.samples=0.",
@@ -214,7 +216,7 @@ def virtual_rows(
 
 def partition_functions(name: str) -> PartitionFunctions:
     """Return the partition that `data.partition` names, ours or "package.module:function"."""
-    return FUNCTIONS[name] if name in FUNCTIONS else own_partition(name)
+    return PARTITIONS[name] if name in PARTITIONS else own_partition(name)
 
 
 def _proxy_and_pool(
