@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test slow gpu check format lint types bench study clean
+.PHONY: help demo test slow faults gpu check format lint types bench study clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -23,6 +23,9 @@ test: $(READY)  ## Run the default tests
 slow: $(READY)  ## Run the long tests
 	$(BIN)/pytest -n auto --dist worksteal -m "slow and not processes"
 	$(BIN)/pytest -m "slow and processes"
+
+faults: $(READY)  ## Try every fault that stored results must survive
+	$(BIN)/python tests/faults/campaigns.py --full
 
 gpu: $(READY)  ## Run the tests that need a GPU
 	$(BIN)/pytest -m gpu
