@@ -19,6 +19,8 @@ from typing import Any
 
 from node_keys import write_certificates, write_key
 
+from fedglimpse.version import VERSION
+
 BIN = Path(sys.executable).parent
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -250,5 +252,6 @@ def other_version(to: Path, version: str) -> Path:
     """Copy the library and give the copy another version; returns where Python finds it."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(SOURCE / "fedglimpse", to / "fedglimpse", ignore=ignored)
-    (to / "fedglimpse" / "version.py").write_text(f'VERSION = "{version}"\n')
+    file = to / "fedglimpse" / "version.py"
+    file.write_text(file.read_text().replace(f'"{VERSION}"', f'"{version}"'))
     return to
