@@ -24,8 +24,9 @@ slow: $(READY)  ## Run the long tests
 	$(BIN)/pytest -n auto --dist worksteal -m "slow and not processes"
 	$(BIN)/pytest -m "slow and processes"
 
-faults: $(READY)  ## Try every fault that stored results must survive
+faults: $(READY)  ## Try every fault that stored results must survive, then take out each sync and checksum
 	$(BIN)/python tests/faults/campaigns.py --full
+	$(BIN)/python tests/faults/mutations.py
 
 gpu: $(READY)  ## Run the tests that need a GPU
 	$(BIN)/pytest -m gpu

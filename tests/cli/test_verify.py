@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from command_line import fedglimpse
 from fedglimpse.cli.main import app
 from fedglimpse.errors import UserError
+from fedglimpse.runs.experiment import Stopped, run
 from fedglimpse.storage import store
 
 RUN = ["rounds=4", "data.clients=8", "visibility.cluster_size=4", "checkpoint.every=2"]
@@ -67,6 +68,20 @@ def test_whole_results_pass(results: Path) -> None:
         done = fedglimpse("verify", name, cwd=results)
         assert done.returncode == 0, done.stderr
         assert " 0 damaged, 0 without checksum" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["verify", "report"])
+def test_a_changed_record_of_an_unfinished_run_is_named(command: str, tmp_path: Path) -> None:
+    rounds_left = iter([False, False, True])
+    settings = {"rounds": 4, "data.clients": 8, "visibility.cluster_size": 4}
+    with pytest.raises(Stopped):
+        run(settings, tmp_path / "run", should_stop=lambda: next(rounds_left))
+    assert fedglimpse("verify", "run", cwd=tmp_path).returncode == 0
+    records = tmp_path / "run" / "rounds.jsonl"
+    records.write_text(records.read_text().replace('"reward":0.', '"reward":0.1', 1))
+    done = fedglimpse(command, "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "rounds.jsonl is damaged" in done.stderr
 
 
 def test_records_that_are_missing_are_damage(results: Path, tmp_path: Path) -> None:

@@ -11,17 +11,22 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import multiprocessing
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from unittest import mock
 
+import power_loss
 import torch
 from power_loss import Journal, Loss, failing, losses, recorded
 from runs_and_sweeps import (
@@ -34,6 +39,7 @@ from runs_and_sweeps import (
     sweep_results,
 )
 
+from fedglimpse.agent.policy import read_policy, write_policy
 from fedglimpse.errors import UserError
 from fedglimpse.runs.folder import RunFolder
 from fedglimpse.storage.checkpoint import Checkpoint
@@ -366,6 +372,63 @@ def clock_jumps(tmp: Path, share: float) -> Tries:
     return tries
 
 
+def two_processes(tmp: Path, share: float) -> Tries:
+    """Resume a run that another process holds; write one policy from two processes at once."""
+    tries = Tries("two processes")
+    folder = tmp / "whole" / "run"
+    expected = run_in(folder, resume=False)
+    context = multiprocessing.get_context("fork")
+    for number in range(max(1, round(5 * share))):
+        ready = context.Event()
+        owner = context.Process(target=hold, args=(folder, ready))
+        owner.start()
+        ready.wait(60)
+
+        def check(owner: BaseProcess = owner) -> str:
+            try:
+                run_in(folder)
+                problem = "it was not kept out"
+            except UserError as error:
+                problem = refused(error, f"process {owner.pid}")
+            owner.kill()
+            owner.join()
+            return problem or ("" if run_in(folder) == expected else "other records")
+
+        tries.attempt(f"second process {number}", check)
+    path = str(tmp / "policy.pt")
+    writers = [context.Process(target=write_often, args=(path, i, share)) for i in (0, 1)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        if Path(path).exists():
+            tries.attempt("policy while two write it", lambda: damage_of(path))
+    for writer in writers:
+        writer.join()
+    tries.attempt("policy after two wrote it", lambda: damage_of(path))
+    return tries
+
+
+def hold(folder: Path, ready: Event) -> None:
+    """Keep the lock of a run until this process is killed."""
+    with RunFolder(folder).alone():
+        ready.set()
+        signal.pause()
+
+
+def write_often(path: str, number: int, share: float) -> None:
+    """Write a policy again and again."""
+    for _ in range(max(3, round(40 * share))):
+        policy = {"agent": {}, "network": torch.full((20_000,), number), "known_ids": number}
+        write_policy(policy, path)
+
+
+def damage_of(path: str) -> str:
+    """Return what is wrong with a policy that is either of the two."""
+    policy = read_policy(path)
+    same = bool((policy["network"] == policy["known_ids"]).all())
+    return "" if same else "it is a mixture"
+
+
 CAMPAIGNS: tuple[Campaign, ...] = (
     power_loss_in_a_run,
     power_loss_while_resuming,
@@ -377,6 +440,7 @@ CAMPAIGNS: tuple[Campaign, ...] = (
     damage_in_kept_models,
     failing_disk,
     clock_jumps,
+    two_processes,
 )
 
 
@@ -386,7 +450,10 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.1, help="of the cases, without --full")
     parser.add_argument("--only", default="", help="campaigns with this word in their name")
     parser.add_argument("--show", type=int, default=3, help="failures to print")
+    parser.add_argument("--mode", choices=power_loss.MODES, help="what a power loss leaves")
     arguments = parser.parse_args()
+    if arguments.mode:
+        power_loss.MODES = (arguments.mode,)
     failures = 0
     for campaign in CAMPAIGNS:
         if arguments.only not in campaign.__name__:

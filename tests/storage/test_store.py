@@ -14,6 +14,7 @@ import torch
 
 from fedglimpse.errors import UserError
 from fedglimpse.storage import store
+from fedglimpse.storage.checkpoint import Checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -201,3 +202,15 @@ def test_a_growing_file_is_on_the_disk_where_it_is_marked(
     assert not synced
     file.mark()
     assert synced == ["lines"]
+
+
+def test_every_step_of_a_checkpoint_is_on_the_disk_before_the_next(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.prepare({"round": 1}, {"bytes": 0})
+    assert synced == ["checkpoint.part", tmp_path.name]
+    checkpoint.take_over()
+    assert synced[2:] == [tmp_path.name]
+    checkpoint.save({"round": 2}, {"bytes": 0})
+    assert synced[3:] == ["checkpoint.part", tmp_path.name]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,10 +42,15 @@ class Result:
     """A finished run."""
 
     config: Config
-    records: list[dict[str, Any]]
     summary: dict[str, Any]
     world: World
     path: Path | None
+    in_memory: Sequence[dict[str, Any]] = ()  # records of a run without a folder
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """All records, read from the folder when they are first asked for."""
+        return list(self.in_memory) if self.path is None else RunFolder(self.path).read()
 
 
 @not_ended_by_own_code()
@@ -286,7 +292,7 @@ class PackedRun:
         self.lanes = lanes
         self.folder = None if path is None else RunFolder(path)
         self.live = LiveLog(config, path)
-        self.records: list[dict[str, Any]] = []
+        self.in_memory: list[dict[str, Any]] = []  # records; with a folder they are only there
         self.summary: dict[str, Any] = {}
 
     @property
@@ -312,7 +318,6 @@ class PackedRun:
                 self._restore(state)
             with writing(self.folder.path):
                 store_class_counts(self.folder.path, self.config, self.lanes)
-            self.records = self.folder.read()
             self._keep_models()
         self.live.begin(self.config.method, self.rounds_done, self.config.rounds)
 
@@ -331,8 +336,9 @@ class PackedRun:
     def add(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add the records of a round, one for each lane of the run, and write them."""
         numbered = [{**record, "lane": i} for i, record in enumerate(records)]
-        self.records += numbered
-        if self.folder is not None:
+        if self.folder is None:
+            self.in_memory += numbered
+        else:
             self.folder.append(numbered)
             self._keep_models()
         if self.live.sinks:
@@ -348,7 +354,8 @@ class PackedRun:
         """Write what is written after the last round."""
         save_policies(self.config, self.lanes)
         self.summary = {"method": self.config.method}
-        self.summary |= summarise(self.records, self.config.rounds)
+        records = self.in_memory if self.folder is None else self.folder.read()
+        self.summary |= summarise(records, self.config.rounds)
         self.summary |= latecomers(self.world, self.lanes)
         if self.folder is not None:
             self.folder.finish(self.summary)
@@ -356,7 +363,7 @@ class PackedRun:
     def result(self) -> Result:
         """Return the finished run."""
         path = None if self.folder is None else self.folder.path
-        return Result(self.config, self.records, self.summary, self.world, path)
+        return Result(self.config, self.summary, self.world, path, self.in_memory)
 
 
 def check_policy(config: Config, lanes: Sequence[Lane]) -> None:

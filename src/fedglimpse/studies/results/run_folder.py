@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedglimpse.config.loading import StoredConfig, read_stored
+from fedglimpse.config.loading import StoredConfig, read_stored, read_toml
 from fedglimpse.data.dataset import Dataset
 from fedglimpse.data.sources import load
 from fedglimpse.errors import UserError
@@ -24,7 +24,6 @@ from fedglimpse.plugins import UntrustedCode
 from fedglimpse.runs.build import population_of
 from fedglimpse.runs.class_counts import FILE as PARTITION
 from fedglimpse.runs.class_counts import MOST_CLIENTS
-from fedglimpse.runs.folder import stored_values
 from fedglimpse.runs.provenance import draws_of
 from fedglimpse.storage import store
 from fedglimpse.storage.checkpoint import Checkpoint
@@ -120,9 +119,10 @@ def check_clients(records: Sequence[Mapping[str, Any]], clients: int, folder: Pa
 
 def read_config(folder: Path) -> StoredConfig:
     """Return the configuration of a run folder; raises UserError if this version cannot read it."""
-    store.check(folder / "config.toml", f"restore it, or delete {folder} and run it again")
+    file = folder / "config.toml"
+    store.check(file, f"restore it, or delete {folder} and run it again")
     try:
-        return read_stored(stored_values(folder))
+        return read_stored(read_toml(file))
     except UserError as error:
         raise UserError(
             f"{folder} cannot be read by version {VERSION}: {error} Report it with the version "
