@@ -169,6 +169,8 @@ def power_loss_in_a_sweep(tmp: Path, share: float) -> Tries:
 def flips(path: Path, number: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
     """Yield a file's content with one bit flipped, several times."""
     content = path.read_bytes()
+    if not content:
+        return
     generator = random.Random(f"{path.name} {seed}")
     for _ in range(number):
         position = generator.randrange(len(content))
@@ -182,7 +184,8 @@ def cuts(path: Path, number: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
     """Yield the beginning of a file, several times; the first is empty."""
     content = path.read_bytes()
     generator = random.Random(f"{path.name} {seed}")
-    for length in [0, *(generator.randrange(len(content)) for _ in range(number - 1))]:
+    lengths = [generator.randrange(len(content)) for _ in range(number - 1)] if content else []
+    for length in [0, *lengths]:
         yield f"{path.name} cut after {length} of {len(content)} bytes", content[:length]
 
 
